@@ -46,6 +46,7 @@ _COLORS = {
 @memplan_command(
     "check",
     "memplan check --update step.onnx --dim N=32",
+    "memplan check --base origin/main step.onnx --dim N=32",
     "memplan check --max-peak 4GB",
 )
 @click.argument("models", nargs=-1, metavar="[MODEL]...", type=PATH)
@@ -61,8 +62,8 @@ _COLORS = {
 )
 @click.option("--max-peak", metavar="SIZE", help="Also fail every model with a higher peak.")
 @dim_option("With --update or --base: give a symbolic dimension its size.")
-@session_option("With --update: how models will be loaded; else as in the lock.")
-@provider_option("With --update: whose rules apply; else as in the lock.")
+@session_option("With --update or --base: how models are loaded; else as in the lock.")
+@provider_option("With --update or --base: whose rules apply; else as in the lock.")
 @click.option("--base", metavar="REF", help="Also compare with the merge-base of REF and HEAD.")
 @click.option("--strict", is_flag=True, help="Also fail where the lock allows more than is needed.")
 @click.option(

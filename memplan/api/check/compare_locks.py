@@ -143,6 +143,13 @@ class CheckEntry:
         return self.now.entry.peak_bytes - self.before.peak_bytes
 
     @property
+    def since_base_bytes(self) -> int:
+        """Today's peak less that of the base; 0 where one of them is not known."""
+        if self.now is None or self.base is None:
+            return 0
+        return self.now.entry.peak_bytes - self.base.entry.peak_bytes
+
+    @property
     def too_loose(self) -> bool:
         """The lock allows more than the model needs."""
         return self.status is Status.IMPROVED and self.before is self.locked

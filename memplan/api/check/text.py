@@ -100,19 +100,19 @@ def _passed_line(entry: CheckEntry, before: LockEntry, now: Current, result: Che
     if entry.too_loose:
         return f"{head}{peak_change(old, new)}   keep it:  {command}"
     if old == new:
-        return f"{head}peak {format_bytes(new)}{_than_base(entry, new)}"
+        return f"{head}peak {format_bytes(new)}{_than_base(entry)}"
     line = f"{head}{peak_change(old, new)}"
     if entry.status is Status.IMPROVED:
         return f"{line}   {result.against}"
     return f"{line}   within the tolerance of {printable(str(before.tolerance))}"
 
 
-def _than_base(entry: CheckEntry, peak: int) -> str:
+def _than_base(entry: CheckEntry) -> str:
     """What the lock has accepted since the base."""
-    if entry.base is None or entry.locked is None or entry.base.entry.peak_bytes == peak:
+    if entry.base is None or entry.locked is None or not entry.since_base_bytes:
         return ""
-    base = entry.base.entry.peak_bytes
-    return f"   {format_delta(peak - base)} since the base ({format_bytes(base)}), as in the lock"
+    base = format_bytes(entry.base.entry.peak_bytes)
+    return f"   {format_delta(entry.since_base_bytes)} since the base ({base}), as in the lock"
 
 
 def _basis(entry: LockEntry) -> str:

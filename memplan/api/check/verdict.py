@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from memplan.api.check.checking import CheckResult
@@ -21,8 +21,19 @@ _ORDER = {
     Status.OK: 8,
 }
 _LOOSE = 3
-_IN_LOG = {Status.REGRESSED: "regressed"}
-_IN_WORDS = {Status.REGRESSED: "need more memory", Status.IMPROVED: "need less memory"}
+_ACCEPTED = "need more memory, as the lock allows"
+_WORDS = {
+    Status.MISSING: "missing",
+    Status.ORPHAN: "not in the lock",
+    Status.ACCOUNTING: "not comparable",
+    Status.NEW: "new",
+    Status.REMOVED: "removed",
+}
+_STANDINGS = (
+    *("regressed", "need more memory", "above --max-peak", "missing", "not in the lock"),
+    *("locked too loosely", "could not be read", "not comparable", _ACCEPTED, "need less memory"),
+    *("new", "removed"),
+)
 
 
 def worst_first(entries: Iterable[CheckEntry]) -> list[CheckEntry]:
@@ -32,7 +43,8 @@ def worst_first(entries: Iterable[CheckEntry]) -> list[CheckEntry]:
 
 def _rank(entry: CheckEntry) -> tuple[int, int, str]:
     rank = _LOOSE if entry.failed and entry.too_loose else _ORDER[entry.status]
-    return rank, -_excess(entry) if rank == 0 else -abs(entry.growth_bytes), entry.path
+    change = abs(entry.growth_bytes or entry.since_base_bytes)
+    return rank, -_excess(entry) if rank == 0 else -change, entry.path
 
 
 def _excess(entry: CheckEntry) -> int:
@@ -43,45 +55,50 @@ def _excess(entry: CheckEntry) -> int:
 
 def summary(result: CheckResult) -> str:
     """The last line of a log: ``1 of 4 models regressed``."""
-    return _told(result, _IN_LOG, "within the lock" if result.has_lock else "unchanged")
+    counts = Counter(_standing(entry) for entry in result.entries)
+    counts["regressed"] = counts.pop("need more memory", 0) + counts.pop("above --max-peak", 0)
+    for news in ("need less memory", _ACCEPTED):
+        del counts[news]
+    return _told(result, counts, "within the lock" if result.has_lock else "unchanged")
 
 
 def verdict(result: CheckResult) -> str:
     """The same for people who see only this: ``1 of 4 models needs more memory``."""
-    return _told(result, _IN_WORDS, "unchanged")
+    return _told(result, Counter(map(_standing, result.entries)), "unchanged")
 
 
-def _told(result: CheckResult, words: Mapping[Status, str], good: str) -> str:
-    entries = result.entries
-    counts = Counter(entry.status for entry in entries)
-    loose = sum(entry.failed and entry.too_loose for entry in entries)
-    total = len(entries) + len(result.failures)
-    named = (
-        (counts[Status.REGRESSED], words.get(Status.REGRESSED, "")),
-        (counts[Status.MISSING], "missing"),
-        (counts[Status.ORPHAN], "not in the lock"),
-        (loose, "locked too loosely"),
-        (len(result.failures), "could not be read"),
-        (counts[Status.ACCOUNTING], "not comparable"),
-        (counts[Status.IMPROVED] - loose, words.get(Status.IMPROVED, "")),
-        (counts[Status.NEW], "new"),
-        (counts[Status.REMOVED], "removed"),
-    )
-    parts = [(number, word) for number, word in named if number and word]
+def _standing(entry: CheckEntry) -> str:
+    """How a model stands, in words that follow a number; empty: as it was."""
+    if entry.status in _WORDS:
+        return _WORDS[entry.status]
+    if entry.status is Status.REGRESSED:
+        return "need more memory" if entry.growth_bytes > 0 else "above --max-peak"
+    if entry.failed:
+        return "locked too loosely"
+    delta = entry.growth_bytes or entry.since_base_bytes
+    return (_ACCEPTED if delta > 0 else "need less memory") if delta else ""
+
+
+def _told(result: CheckResult, counts: Counter[str], good: str) -> str:
+    counts["could not be read"] = len(result.failures)
+    total = len(result.entries) + len(result.failures)
+    parts = [(counts[words], words) for words in _STANDINGS if counts[words]]
     if not parts:
         return f"{counted(total, 'model')} {good}"
-    (number, word), *rest = parts
-    verb = word.replace("need ", "needs ", 1) if number == 1 else word
+    (number, words), *rest = parts
+    verb = words.replace("need ", "needs ", 1) if number == 1 else words
     first = f"{number} of {counted(total, 'model')} {verb}"
     return ", ".join([first, *(f"{n} {w}" for n, w in rest)])
 
 
 def headline(result: CheckResult) -> tuple[str, str] | None:
     """The model that grew most and by how much: ``gpt_tiny``, ``+96.0 MiB (+12.4%)``."""
-    entries = [e for e in worst_first(result.entries) if e.growth_bytes]
+    entries = [e for e in worst_first(result.entries) if e.growth_bytes or e.since_base_bytes]
     if not entries or (result.failed and not entries[0].failed):
         return None
-    return short_name(entries[0].path), growth(entries[0])
+    path = entries[0].path
+    name, others = short_name(path), [short_name(entry.path) for entry in result.entries]
+    return name if others.count(name) == 1 else printable(path), growth(entries[0])
 
 
 def short_name(path: str) -> str:
@@ -91,11 +108,11 @@ def short_name(path: str) -> str:
 
 
 def growth(entry: CheckEntry) -> str:
-    """``+96.0 MiB (+12.4%)``."""
-    before = entry.before
-    assert before is not None
-    delta = entry.growth_bytes
-    share = f" ({percent(delta, before.peak_bytes)})" if before.peak_bytes else ""
+    """``+96.0 MiB (+12.4%)``: against what the model is held to; where that is what it needs, since
+    the base."""
+    delta = entry.growth_bytes or entry.since_base_bytes
+    before = (entry.peak_bytes or 0) - delta
+    share = f" ({percent(delta, before)})" if before else ""
     return f"{format_delta(delta)}{share}"
 
 

@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from urllib.parse import quote
 
 from memplan.api.check.checking import CheckResult
-from memplan.api.check.compare_locks import CheckEntry, Status
+from memplan.api.check.compare_locks import Status
 from memplan.api.check.text import notes
 from memplan.api.check.verdict import growth, headline, verdict
 from memplan.report.check.findings import Finding, Level, findings, in_repository
-from memplan.units import counted, format_bytes, format_delta, printable
+from memplan.units import counted, format_bytes, printable
 
 MOST_CHARACTERS = 60_000
 MARKER = "<!-- memplan check lock="
@@ -56,14 +56,7 @@ def _has_changed(finding: Finding) -> bool:
     entry = finding.entry
     if entry is None or entry.status is not Status.OK:
         return True
-    return bool(entry.growth_bytes) or bool(_since_base(entry))
-
-
-def _since_base(entry: CheckEntry) -> int:
-    """What the lock has accepted since the base, in bytes."""
-    if entry.base is None or entry.peak_bytes is None:
-        return 0
-    return entry.peak_bytes - entry.base.entry.peak_bytes
+    return bool(entry.growth_bytes or entry.since_base_bytes)
 
 
 def _first_line(result: CheckResult) -> str:
@@ -138,7 +131,7 @@ def _change(finding: Finding) -> str:
         tolerated = entry.status is Status.OK and entry.growth_bytes > 0
         text = f"{growth(entry)} within the tolerance" if tolerated else growth(entry)
     else:
-        text = f"{format_delta(_since_base(entry))} since the base, as locked"
+        text = f"{growth(entry)} since the base, as locked"
     return f"**{text}**" if finding.level is Level.ERROR else text
 
 

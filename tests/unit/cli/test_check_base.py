@@ -128,7 +128,10 @@ def test_what_the_lock_accepts_passes_and_is_told(tmp_path: Path, memplan: Mempl
     assert done.returncode == 0
     assert "+48.5 KiB since the base (178 KiB), as in the lock" in done.stdout
     table = memplan("check", "--base", "main", "--format", "markdown").stdout
-    assert "+48.5 KiB since the base, as locked" in table
+    assert table.startswith(
+        "**memplan: 1 of 1 model needs more memory, as the lock allows** · step +48.5 KiB (+27.2%)"
+    )
+    assert "+48.5 KiB (+27.2%) since the base, as locked" in table
 
 
 def test_a_lock_of_another_memory_model_leaves_it_to_the_base(
@@ -191,6 +194,10 @@ def test_the_cap_holds_for_new_models_too(tmp_path: Path, memplan: Memplan) -> N
     done = memplan("check", "--base", "main", "new.onnx", "--max-peak", "100KiB")
     assert done.returncode == 1
     assert "limit 100 KiB (--max-peak), exceeded by 78.1 KiB" in done.stdout
+    options = ("check", "--base", "main", "new.onnx", "--max-peak", "100KiB")
+    text = memplan(*options, "--format", "markdown").stdout
+    assert text.startswith("**memplan: 1 of 1 model above --max-peak**\n")
+    assert "**78.1 KiB above --max-peak**" in text
 
 
 @pytest.mark.slow

@@ -197,6 +197,10 @@ class TestMarkdown:
         text = markdown(result(entry(grown=-MIB)))
         assert text.startswith("**memplan: 1 of 1 model needs less memory** · gpt_tiny -1.00 MiB")
 
+    def test_two_models_of_one_name_are_told_apart(self) -> None:
+        text = markdown(result(entry("a/step.onnx", 0), entry("b/step.onnx", MIB)))
+        assert text.splitlines()[0].endswith("** · `b/step.onnx` +1.00 MiB (+1.0%)")
+
     def test_unknown_is_a_row_of_its_own(self) -> None:
         table = markdown(one_of_each()).split("<details>")[0]
         for path, words in (

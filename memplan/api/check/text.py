@@ -59,7 +59,7 @@ def update_lines(result: UpdateResult, *, brief: bool = False) -> list[str]:
     lines: list[str] = []
     for entry, change in zip(result.entries, result.changes, strict=True):
         if entry.over_max_peak and entry.now is not None:
-            lines += [_over_cap(entry, entry.now), _fit(entry, entry.now)]
+            lines += [_over_cap(entry, entry.now), fit_line(entry, entry.now)]
         elif result.accepted and not (brief and change is Change.UNCHANGED):
             lines += _change_lines(entry, change)
     if not result.accepted:
@@ -176,7 +176,7 @@ def _regressed_lines(
     if grew:
         lines += _why(changes, locked, now)
         lines.append(f"{_INDENT}accept:  {accept_command(lock, entry.file)}")
-    lines.append(_fit(entry, now))
+    lines.append(fit_line(entry, now))
     return lines
 
 
@@ -240,7 +240,7 @@ def _why(changes: LockDiff, locked: LockEntry, now: Current) -> list[str]:
     lines = []
     if changes.families:
         lines.append(f"{_INDENT}why: {_headline(changes.families)}")
-        lines += _family_rows(changes.families[:_MOST_FAMILIES])
+        lines += family_rows(changes.families[:_MOST_FAMILIES])
         if len(changes.families) > _MOST_FAMILIES:
             lines.append(f"{_INDENT}  and {len(changes.families) - _MOST_FAMILIES} more kinds")
     for name, before, after in (
@@ -269,7 +269,8 @@ def _headline(families: Iterable[FamilyDelta]) -> str:
     return f"{number} more {what} stay{'s' if count == 1 else ''} live into backward"
 
 
-def _family_rows(families: Iterable[FamilyDelta]) -> list[str]:
+def family_rows(families: Iterable[FamilyDelta]) -> list[str]:
+    """A line per kind of tensors: how many, of what size, and what holds them."""
     rows = []
     for delta in families:
         tensors, held = delta.family.tensors, delta.family.held_by
@@ -287,7 +288,8 @@ def _family_rows(families: Iterable[FamilyDelta]) -> list[str]:
     ]
 
 
-def _fit(entry: CheckEntry, now: Current) -> str:
+def fit_line(entry: CheckEntry, now: Current) -> str:
+    """The command that makes the model fit its limit, or why none does."""
     limit = entry.limit_bytes
     assert limit is not None
     if limit < now.floor_bytes:

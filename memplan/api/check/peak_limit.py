@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from memplan.api.check.checking import CheckRequest, run_check
+from memplan.api.check.checking import run_check
 from memplan.api.check.compare_locks import CheckEntry, FamilyDelta, Status
 from memplan.api.check.current import Current, UnboundDimsError, measure
+from memplan.api.check.detail_lines import INDENT, family_rows, fit_line
 from memplan.api.check.hints import seen_from_here
 from memplan.api.check.lock import Binding
-from memplan.api.check.text import check_lines, family_rows, fit_line
+from memplan.api.check.targets import CheckRequest
+from memplan.api.check.text import check_lines
 from memplan.errors import UsageError
 from memplan.units import format_bytes, parse_size, printable
 
-_INDENT = " " * 6
-_MOST_FAMILIES = 6
 _MOST_CLASSES = 4
 
 
@@ -123,15 +123,13 @@ def _report(file: Path, now: Current, cap: int) -> list[str]:
     more = f" and {len(classes) - _MOST_CLASSES} more" if len(classes) > _MOST_CLASSES else ""
     lines = [
         f"FAIL  {printable(str(file))}  peak {format_bytes(peak)}   {limit}",
-        f"{_INDENT}at {at}: {printable(now.entry.peak_node)}",
-        f"{_INDENT}classes: {', '.join(shown)}{more}",
+        f"{INDENT}at {at}: {printable(now.entry.peak_node)}",
+        f"{INDENT}classes: {', '.join(shown)}{more}",
     ]
     # What is less than a hundredth of the peak explains nothing.
-    large = [f for f in now.families if f.tensors.total_bytes * 100 >= peak][:_MOST_FAMILIES]
+    large = [f for f in now.families if f.tensors.total_bytes * 100 >= peak]
     if large:
-        lines.append(f"{_INDENT}why: the largest tensors at this step")
-        lines += family_rows(FamilyDelta(f, f.tensors.count, True, None) for f in large)
-        if len(now.families) > len(large):
-            lines.append(f"{_INDENT}  and {len(now.families) - len(large)} more kinds")
+        lines.append(f"{INDENT}why: the largest tensors at this step")
+        lines += family_rows([FamilyDelta(f, f.tensors.count, True, None) for f in large])
     entry = CheckEntry(now.entry.path, file, Status.REGRESSED, now=now, max_peak_bytes=cap)
     return [*lines, fit_line(entry, now)]

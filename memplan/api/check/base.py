@@ -255,8 +255,11 @@ def _folders(path: str) -> list[str]:
     return ["/".join(parts[:k]) for k in range(1, len(parts))]
 
 
-def _leads_out(location: str) -> bool:
-    """Whether a model's own words would lead out of its folder; who reads it will refuse that."""
+def _leads_out(location: object) -> bool:
+    """Whether a model's own words would lead out of its folder, or are no name at all; who reads it
+    will refuse that."""
+    if not isinstance(location, str) or "\0" in location:  # protobuf hands out what is not UTF-8
+        return True
     path = posixpath.normpath(location.replace("\\", "/"))
     return path.startswith(("/", "..")) or ":" in path
 

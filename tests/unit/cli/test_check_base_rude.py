@@ -304,3 +304,34 @@ def test_names_are_only_names(memplan: Memplan, project: Path, name: str) -> Non
     from xml.dom.minidom import parseString
 
     parseString(texts["junit"])
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "../../gone",
+        "/tmp/gone",
+        "a/../../gone",
+        "memplan-base.onnx",
+        "x/../memplan-base.onnx",
+        "a\0b",
+    ],
+)
+@pytest.mark.parametrize("offset", ["0", "-1", "9" * 30, "x"])
+def test_a_base_writes_nothing_outside_its_folder(
+    memplan: Memplan, project: Path, location: str, offset: str
+) -> None:
+    good = (project / STEP).read_bytes()
+    external(project, pointer=False)
+    model = onnx.load(project / STEP, load_external_data=False)
+    for tensor in model.graph.initializer:
+        for item in tensor.external_data:
+            item.value = location if item.key == "location" else offset
+    onnx.save(model, project / STEP)
+    commit(project)
+    (project / STEP).write_bytes(good)
+    before = sorted(project.parent.rglob("*"))
+    done = memplan("check", "--base", "HEAD", STEP)
+    assert (done.returncode, "Traceback" in done.stderr) == (3, False)
+    assert f"error: {STEP} at the base" in done.stderr
+    assert sorted(project.parent.rglob("*")) == before

@@ -259,3 +259,26 @@ def test_a_lock_that_is_too_loose_is_a_finding_with_strict() -> None:
     assert "memplan check --update" in github_annotations(found)
     assert '"check_name": "memplan-too-loose"' in code_quality(found)
     assert "1 of 1 model locked too loosely" in markdown(found)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["p\n::error::x", "``` <b>|[a](http://b)", "]]>&<x>", "\x1b[2J\u202e", "--> @all #1 :tada:"],
+)
+def test_what_a_model_calls_its_tensors_is_text(name: str) -> None:
+    locked = an_entry()
+    top = (*locked.top, TopTensors(name, "stash", 2, 60 * MIB))
+    now = today(locked, peak_bytes=200 * MIB, fingerprint="0" * 32, top=top, peak_node=name)
+    found = result(compare(locked, now, Path("m.onnx"), 9))
+    texts = {form: render(found) for form, render in FORMATS.items()}
+    assert all(c.isprintable() or c == "\n" for text in texts.values() for c in text)
+    assert texts["github"].count("\n") == 2
+    ElementTree.fromstring(texts["junit"])
+    assert "<" not in texts["markdown"].split("<details>")[0].replace("**", "")
+    table, _, folded = texts["markdown"].partition("<details>")
+    (row,) = [line for line in table.splitlines() if line.startswith("| `")]
+    assert row.count("|") == 6
+    assert re.search(r"(?<!&#)[#@]|\]\(|:tada:", row.replace("&#", "")) is None
+    fence = re.search("^`+", folded, re.MULTILINE)
+    assert fence is not None
+    assert len(re.findall(f"^{fence[0]}", folded, re.MULTILINE)) == 2

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from memplan.api.profiling import Profile, ProfileOptions, profile
     from memplan.api.rewrite.goal import RewriteOptions
     from memplan.api.rewrite.rewrite_result import Rewrite
-    from memplan.api.rewrite.rewriting import rewrite
+    from memplan.api.rewrite.rewriting import replay, rewrite
     from memplan.api.sweep.request import SweepOptions
     from memplan.api.sweep.sweep_result import Sweep
     from memplan.api.sweep.sweeping import sweep
@@ -67,6 +67,7 @@ _HOME = {
     "lower": "memplan.api.lower.lowered",
     "parse_size": "memplan.units",
     "profile": "memplan.api.profiling",
+    "replay": "memplan.api.rewrite.rewriting",
     "rewrite": "memplan.api.rewrite.rewriting",
     "session_options": "memplan.runtime.load_session",
     "sweep": "memplan.api.sweep.sweeping",
@@ -105,6 +106,7 @@ __all__ = [
     "lower",
     "parse_size",
     "profile",
+    "replay",
     "rewrite",
     "session_options",
     "sweep",

@@ -190,7 +190,9 @@ def make_plan(
         chooser = Lowest(strategy)
     elif request.at_hand and isinstance(strategy, Search):
         graph = prepared.extended.graph
-        chooser = Mend(strategy, carried_over(request.at_hand, graph, problem))
+        ids = {node.name: node.id for node in graph.nodes}
+        at_hand = [ids[name] for name in request.at_hand if name in ids]
+        chooser = Mend(strategy, carried_over(at_hand, graph, problem))
     warm_up()
     start = time.perf_counter()
     outside = resident + prepared.reserved_bytes
@@ -222,16 +224,21 @@ def without_unread(problem: Problem, decision: Decision) -> Decision:
     """
     from memplan.solver.evaluate import decide
 
-    sequence = decision.sequence
-    while len(unread := _unread(problem, sequence)):
-        sequence = np.delete(sequence, unread)
+    sequence = all_read(problem, decision.sequence)
     if len(sequence) == len(decision.sequence):
         return decision
     pruned = decide(problem, sequence)
     return pruned if pruned.feasible else decision
 
 
-def _unread(problem: Problem, sequence: Ints) -> list[int]:
+def all_read(problem: Problem, sequence: Ints) -> Ints:
+    """The sequence without recomputations and copies that nobody reads."""
+    while len(unread := unread_again(problem, sequence)):
+        sequence = np.delete(sequence, unread)
+    return sequence
+
+
+def unread_again(problem: Problem, sequence: Ints) -> list[int]:
     """Positions of recomputations none of whose outputs is read before it is made anew."""
     arrays = problem.arrays
     originals = {int(node) for node in problem.order}
@@ -263,18 +270,40 @@ def as_plan(
 
     decision = outcome.decision
     resident = prepared.resident_bytes + prepared.reserved_bytes
-    runs = Counter(decision.sequence.tolist())
     after = evaluate(problem.arrays, decision.sequence)
     base = problem.base_cost
-    return Plan(
-        extended=prepared.extended,
-        sequence=tuple(int(node) for node in decision.sequence),
+    figures = Figures(
         budget_bytes=resident + max(problem.budget, decision.peak),
         predicted_peak_bytes=resident + int(after.dynamic.max(initial=0)),
         predicted_peak_with_workspace_bytes=resident + int(after.total.max(initial=0)),
         extra_cost_fraction=decision.extra_cost / base if base else 0.0,
         bound_fraction=outcome.bound_seconds / base if base else 0.0,
         bound_kind=outcome.bound_kind,
+    )
+    return plan_with(prepared, decision.sequence.tolist(), figures, strategy, seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a :class:`Plan` says of its sequence, in the same words."""
+
+    budget_bytes: int
+    predicted_peak_bytes: int
+    predicted_peak_with_workspace_bytes: int
+    extra_cost_fraction: float
+    bound_fraction: float
+    bound_kind: str
+
+
+def plan_with(
+    prepared: Prepared, sequence: Sequence[int], figures: Figures, strategy: str, seconds: float
+) -> Plan:
+    """The plan of a sequence whose figures are known."""
+    runs = Counter(sequence)
+    return Plan(
+        extended=prepared.extended,
+        sequence=tuple(sequence),
+        **{name: getattr(figures, name) for name in Figures.__slots__},
         strategy=strategy,
         recomputed=_recomputed(prepared.extended, runs),
         refusals=prepared.encoded.refusals,

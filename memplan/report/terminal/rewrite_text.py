@@ -85,7 +85,10 @@ def _headline(result: Rewrite) -> str:
 def _planning_line(result: Rewrite) -> str:
     plan = result.plan
     these = ", for these chunks" if result.chunked and plan.clones else ""
-    return f"strategy {plan.strategy}, {plan.planning_seconds:.2f} s; {_how_good(plan)}{these}"
+    how = f"strategy {plan.strategy}, {plan.planning_seconds:.2f} s"
+    if result.replay is not None:
+        how = f"plan applied {'as it stands' if result.replay.exact else 'as far as it holds'}"
+    return f"{how}; {_how_good(plan)}{these}"
 
 
 def _how_good(plan: Plan) -> str:

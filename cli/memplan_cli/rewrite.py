@@ -191,9 +191,10 @@ def command(
     if plan is not None:
         from memplan.api.rewrite.rewriting import replay
 
-        result = replay(
-            model, plan, budget=budget, weights=weights, strict=strict, **asdict(target)
-        )
+        # A budget in a configuration file is for planning.
+        typed = ctx.get_parameter_source("budget") is ParameterSource.COMMANDLINE
+        held = budget if typed else None
+        result = replay(model, plan, budget=held, weights=weights, strict=strict, **asdict(target))
     else:
         result = _planned(model, budget, reserve, options, target, report)
     if plan_out is not None:

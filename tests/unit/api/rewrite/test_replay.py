@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from helpers.effort import tries
 from helpers.graphs import parse
 from helpers.models import each, sample_models
+from helpers.plan_files import assert_of_schema
 from memplan.api.rewrite import proved, rewriting
 from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.rewriting import Rewrite, replay, rewrite
@@ -75,6 +77,18 @@ def test_a_replay_gives_the_same_bytes(
         no_search(patched)
         replay(model, first.record, tmp_path / "again.onnx", strict=True)
     assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "first.onnx").read_bytes()
+    assert_of_schema(json.loads(first.record.text()))
+
+
+@pytest.mark.parametrize("name", ["predicted_peak_bytes", "predicted_peak_with_workspace_bytes"])
+def test_the_simulator_is_held_against_the_peak_that_the_evaluator_found(
+    chain: tuple[Path, PlanFile], name: str
+) -> None:
+    """The file has the evaluator's figure, which a replay does not ask for again."""
+    model, plan = chain
+    edited = dataclasses.replace(plan, **{name: getattr(plan, name) - 4})
+    with pytest.raises(PlanError, match=rf"the plan's {name}: .* and simulation finds"):
+        replay(model, edited, dry_run=True)
 
 
 @pytest.mark.parametrize(

@@ -164,9 +164,9 @@ def swap(plan: dict[str, Any]) -> None:
 
 
 EDITS: list[tuple[Edit, str]] = [
-    (swap, r"sequence\[0\]: node 'b' runs before 'a' is made"),
+    (swap, r"sequence\[0\]: node 'b' is run before 'a' is made"),
     (lambda plan: plan["sequence"].pop(), "leaves out node 'y'"),
-    (lambda plan: plan["sequence"].append("y"), "node 'y' runs again, and nothing reads it"),
+    (lambda plan: plan["sequence"].append("y"), "node 'y' is run again, and nothing reads it"),
     (lambda plan: plan["sequence"].append("z"), r"sequence\[\d+\]: the graph has no node 'z'"),
     (lambda plan: plan.update(session="fast"), "session"),
     (lambda plan: plan.update(provider="tpu"), "provider"),

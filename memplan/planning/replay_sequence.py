@@ -58,7 +58,7 @@ def sequence_as_it_stands(
         for tensor in node.reads:
             if tensors[tensor].producer >= 0 and tensor not in made:
                 name = printable(tensors[tensor].name)
-                raise _wrong(place, f"{_called(step)} is run before '{name}' is made, which it reads")
+                raise _wrong(place, f"{_called(step)} is run before '{name}', which it reads")
         runs[node.id] += 1
         if runs[node.id] > 1 and node.id not in again:
             reason = prepared.encoded.refusals.get(node.name, "nothing reads it again")

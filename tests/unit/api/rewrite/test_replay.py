@@ -164,7 +164,7 @@ def swap(plan: dict[str, Any]) -> None:
 
 
 EDITS: list[tuple[Edit, str]] = [
-    (swap, r"sequence\[0\]: node 'b' is run before 'a' is made"),
+    (swap, r"sequence\[0\]: node 'b' is run before 'a', which"),
     (lambda plan: plan["sequence"].pop(), "leaves out node 'y'"),
     (lambda plan: plan["sequence"].append("y"), "node 'y' is run again, and nothing reads it"),
     (lambda plan: plan["sequence"].append("z"), r"sequence\[\d+\]: the graph has no node 'z'"),

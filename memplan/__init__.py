@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from memplan.api.validate.validating import ValidateOptions, validate
     from memplan.api.validate.validation import Validation
     from memplan.errors import MemplanError
+    from memplan.pytorch.solver_options import torch_solver
     from memplan.pytorch.torch_step import Ema, TorchStep
     from memplan.runtime.load_session import load, session_options
     from memplan.training.accumulate import AccumulatingTrainer
@@ -70,6 +71,7 @@ _HOME = {
     "rewrite": "memplan.api.rewrite.rewriting",
     "session_options": "memplan.runtime.load_session",
     "sweep": "memplan.api.sweep.sweeping",
+    "torch_solver": "memplan.pytorch.solver_options",
     "validate": "memplan.api.validate.validating",
 }
 
@@ -108,6 +110,7 @@ __all__ = [
     "rewrite",
     "session_options",
     "sweep",
+    "torch_solver",
     "validate",
 ]
 __version__ = "0.1.0"

@@ -104,8 +104,18 @@ if TYPE_CHECKING:
 @click.option(
     "--wrt", multiple=True, metavar="GLOB", help="Keep only the gradients of these parameters."
 )
-@click.option("--keep", multiple=True, metavar="GLOB", help="Never recompute these tensors.")
-@click.option("--recompute", multiple=True, metavar="GLOB", help="Recompute these in any case.")
+@click.option(
+    "--keep",
+    multiple=True,
+    metavar="SELECTOR",
+    help="Never recompute these tensors: 'MODULE :: OPERATOR', both globs, or a glob of names.",
+)
+@click.option(
+    "--recompute",
+    multiple=True,
+    metavar="SELECTOR",
+    help="Recompute these in any case, as in 'blocks.*.mlp :: *'.",
+)
 @click.option(
     "--scan-recompute",
     default="",

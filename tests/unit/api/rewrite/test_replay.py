@@ -96,8 +96,12 @@ def test_the_simulator_is_held_against_the_peak_that_the_evaluator_found(
     [
         ("gpt_dropout", "60%", {"session": "default"}),
         ("mlp_adamw", "80%", {"session": "default"}),
-        ("gpt_dropout", "50%", {"chunk": "regions"}),
-        ("gpt_dropout", "35%", {"provider": "cuda", "offload": True, "host_link": FAST}),
+        ("gpt_dropout", "50%", {"chunk": "regions", "time_limit": 10.0}),
+        (
+            "gpt_dropout",
+            "35%",
+            {"provider": "cuda", "offload": True, "host_link": FAST, "effort": 1},
+        ),
         ("cnn_bn", "60%", {"optimize": "none"}),
         ("gpt_dropout", "100%", {"strategy": "segments"}),
         ("mlp_adamw", "100%", {}),
@@ -110,7 +114,7 @@ def test_chunks_forms_fences_and_strategies_are_replayed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = RewriteOptions(parse_budget(budget), time_limit=3.0, **more)
+    asked = RewriteOptions(parse_budget(budget), **{"time_limit": 3.0, **more})
     again = same_again(SAMPLES / f"{model}.onnx", tmp_path, asked, monkeypatch)
     if "chunk" in more:
         assert again.chunked
@@ -178,9 +182,9 @@ def swap(plan: dict[str, Any]) -> None:
 
 
 EDITS: list[tuple[Edit, str]] = [
-    (swap, r"sequence\[0\]: node 'b' runs before 'a' is made"),
+    (swap, r"sequence\[0\]: node 'b' is run before 'a', which"),
     (lambda plan: plan["sequence"].pop(), "leaves out node 'y'"),
-    (lambda plan: plan["sequence"].append("y"), "node 'y' runs again, and nothing reads it"),
+    (lambda plan: plan["sequence"].append("y"), "node 'y' is run again, and nothing reads it"),
     (lambda plan: plan["sequence"].append("z"), r"sequence\[\d+\]: the graph has no node 'z'"),
     (lambda plan: plan.update(session="fast"), "session"),
     (lambda plan: plan.update(provider="tpu"), "provider"),

@@ -37,7 +37,7 @@ REFUSED = frozenset(
     {"output", "update-output", "force", "update", "lock", "inputs", "costs", "profile", "resume"}
     | {"backend", "address", "optimizer-model", "checkpoint", "checkpoint-every"}
     | {"data", "weights-file", "log", "export-forward"}
-    | {"check", "base", "report"}
+    | {"check", "base", "report", "plan", "plan-out"}
 )
 """Those that it may not: they name files or other machines, make a command write or run something,
 or leave out a check."""

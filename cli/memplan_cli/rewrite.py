@@ -104,8 +104,18 @@ if TYPE_CHECKING:
 @click.option(
     "--wrt", multiple=True, metavar="GLOB", help="Keep only the gradients of these parameters."
 )
-@click.option("--keep", multiple=True, metavar="GLOB", help="Never recompute these tensors.")
-@click.option("--recompute", multiple=True, metavar="GLOB", help="Recompute these in any case.")
+@click.option(
+    "--keep",
+    multiple=True,
+    metavar="SELECTOR",
+    help="Never recompute these tensors: 'MODULE :: OPERATOR', both globs, or a glob of names.",
+)
+@click.option(
+    "--recompute",
+    multiple=True,
+    metavar="SELECTOR",
+    help="Recompute these in any case, as in 'blocks.*.mlp :: *'.",
+)
 @click.option(
     "--scan-recompute",
     default="",
@@ -191,9 +201,10 @@ def command(
     if plan is not None:
         from memplan.api.rewrite.rewriting import replay
 
-        result = replay(
-            model, plan, budget=budget, weights=weights, strict=strict, **asdict(target)
-        )
+        # A budget in a configuration file is for planning.
+        typed = ctx.get_parameter_source("budget") is ParameterSource.COMMANDLINE
+        held = budget if typed else None
+        result = replay(model, plan, budget=held, weights=weights, strict=strict, **asdict(target))
     else:
         result = _planned(model, budget, reserve, options, target, report)
     if plan_out is not None:

@@ -207,9 +207,9 @@ class PlanFile:
 
 
 def _row(value: Any) -> dict[str, object]:
-    """A value's fields by name; those that are None are left out."""
+    """A value's fields by name; those that are None are left out, but for a tensor's module."""
     fields = ((name, getattr(value, name)) for name in value.__dataclass_fields__)
-    return {name: _plain(each) for name, each in fields if each is not None}
+    return {n: _plain(each) for n, each in fields if each is not None or n == "module"}
 
 
 def _plain(value: Any) -> object:

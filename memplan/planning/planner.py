@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from memplan.errors import InfeasibleError
 from memplan.ir.graph import Graph
-from memplan.ir.matching import matching_tensors
 from memplan.ir.phases import differentiated
 from memplan.planning.costs import NodeCosts
 from memplan.planning.encode_problem import Encoded, encode, without_outputs
@@ -22,6 +21,7 @@ from memplan.planning.forms.extend_graph import NO_KINDS, extend
 from memplan.planning.forms.on_host import ON_HOST, Offloaded, offloadable
 from memplan.planning.mend import Mend, carried_over
 from memplan.planning.plan import Plan
+from memplan.planning.selections import NO_SELECTORS, Selectors, keep_and_force, selections
 from memplan.shapes.fold import small_constants
 from memplan.simulate.floor import Floor, structural_floor
 from memplan.simulate.opened import OpenModel
@@ -73,14 +73,15 @@ def plan_request(
     session: SessionKind,
     costs: NodeCosts,
     budget_bytes: int = 0,
-    keep: tuple[str, ...] = (),
-    recompute: tuple[str, ...] = (),
+    selectors: Selectors = NO_SELECTORS,
 ) -> PlanRequest:
-    """What the planner is asked for an open model; ``keep`` and ``recompute`` are globs.
+    """What the planner is asked for an open model.
 
     Raises:
-        UsageError: a glob matches nothing.
+        UsageError: a selector matches nothing.
     """
+    chosen = selections(selectors, model, session.provider)
+    keep, force = keep_and_force(chosen, model, session.provider)
     return PlanRequest(
         graph=model.graph,
         session=session,
@@ -88,8 +89,8 @@ def plan_request(
         estimate=costs.estimate,
         values=small_constants(model.prepared.bound.graph),
         costs=costs.seconds,
-        keep=matching_tensors(model.graph, keep, "--keep"),
-        force=matching_tensors(model.graph, recompute, "--recompute"),
+        keep=keep,
+        force=force,
         forward=model.phases.forward,
         differentiated=differentiated(model.graph, model.phases),
     )

@@ -58,7 +58,7 @@ def sequence_as_it_stands(
         for tensor in node.reads:
             if tensors[tensor].producer >= 0 and tensor not in made:
                 name = printable(tensors[tensor].name)
-                raise _wrong(place, f"{_called(step)} runs before '{name}' is made, which it reads")
+                raise _wrong(place, f"{_called(step)} is run before '{name}', which it reads")
         runs[node.id] += 1
         if runs[node.id] > 1 and node.id not in again:
             reason = prepared.encoded.refusals.get(node.name, "nothing reads it again")
@@ -69,7 +69,7 @@ def sequence_as_it_stands(
         if node.id not in runs:
             raise PlanError(f"the plan's sequence leaves out {_called(node.name)}", _HINT)
     for place in unread_again(problem, np.asarray(found, dtype=np.int64)):
-        raise _wrong(place, f"{_called(sequence[place])} runs again, and nothing reads it then")
+        raise _wrong(place, f"{_called(sequence[place])} is run again, and nothing reads it then")
     return tuple(found)
 
 

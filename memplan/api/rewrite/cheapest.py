@@ -174,7 +174,7 @@ def try_plan(
 
     Raises:
         InfeasibleError: no plan keeps the budget.
-        UsageError: the strategy cannot work on this graph, or a glob matches nothing.
+        UsageError: the strategy cannot work on this graph, or a name is not there.
     """
     plans: list[Planned] = []
     failure: MemplanError | None = None
@@ -202,10 +202,10 @@ def _plan(
 ) -> Planned:
     """A plan for the model that ``steps`` lead to."""
     last = steps[-1] if steps else candidate
-    model, options = last.model, goal.options
+    model = last.model
     costs = costs_for(model, last.timeline, goal)
     budget = goal.budget_bytes - goal.margin_bytes
-    request = plan_request(model, goal.session, costs, budget, options.keep, options.recompute)
+    request = plan_request(model, goal.session, costs, budget, goal.selectors)
     forms = kinds_for(model.prepared, goal.forms)
     request = replace(request, lowest=goal.lowest, forms=forms, at_hand=goal.at_hand)
     plain: PlainModel | None = None

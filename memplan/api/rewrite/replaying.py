@@ -136,6 +136,8 @@ def replayed(source: Source, goal: Goal, plan: PlanFile, *, strict: bool) -> tup
     decided = _plan(prepared, found, goal, plan, exact=exact)
     planned = Planned(candidate, steps, costs, decided, None, plan.chunk_cost_fraction)
     planned, applied = _applied(planned, goal, plan, exact=exact)
+    if exact and plan.accounting == ACCOUNTING_VERSION:
+        _require_recorded(plan, applied.timeline)
     other = (_other_accounting(plan),) if plan.accounting != ACCOUNTING_VERSION else ()
     return proved_as_planned(planned, applied, goal, (*replay.notes, *other)), replay
 
@@ -148,6 +150,24 @@ def _prepared(model: OpenModel, costs: NodeCosts, goal: Goal, plan: PlanFile) ->
         request = everything_fenced(request)
     rebuilds = any(isinstance(step, FormNode) for step in plan.sequence)
     return prepare(replace(request, forms=kinds_for(model.prepared, kinds)), rebuild=rebuilds)
+
+
+def _require_recorded(plan: PlanFile, found: Timeline) -> None:
+    """Hold the simulation against the file's peaks: the planner's evaluator, which is not asked
+    here, found these when the plan was made.
+
+    Raises:
+        PlanError: they differ.
+    """
+    for name, peak in (
+        ("predicted_peak_bytes", found.peak_bytes),
+        ("predicted_peak_with_workspace_bytes", found.peak_with_workspace_bytes),
+    ):
+        if (said := getattr(plan, name)) != peak:
+            raise PlanError(
+                f"the plan's {name}: {said:,} B, and simulation finds {peak:,} B",
+                f"the file was edited: take it back from version control, or {_ANEW}",
+            )
 
 
 def _other_accounting(plan: PlanFile) -> str:

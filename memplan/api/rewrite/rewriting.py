@@ -42,6 +42,7 @@ from memplan.api.rewrite.replaying import Replay, options_of, replayed
 from memplan.api.rewrite.rewrite_notes import rewrite_notes
 from memplan.api.rewrite.rewrite_result import Rewrite, default_output
 from memplan.api.rewrite.seconds import check_cost_options, given_costs
+from memplan.api.rewrite.selection_report import selection_rows
 from memplan.api.source import Model, as_file, shown_path
 from memplan.api.state_modes import confirmed
 from memplan.deadline import Deadline
@@ -57,6 +58,7 @@ from memplan.planning.plain.as_loaded import (
 )
 from memplan.planning.plain.fences import OLDEST_OPSET
 from memplan.planning.plan_file import PlanFile, read_plan
+from memplan.planning.selections import selectors_for
 from memplan.processes.scratch import scratch_folder
 from memplan.proto.external import settle_links
 from memplan.proto.model_checks import require_device
@@ -220,6 +222,9 @@ def _rewrite(
             forms=forms_for(options, strategy),
             chunk=chunks,
             progress=progress,
+            selectors=selectors_for(
+                source.analyzed or source.model, options.keep, options.recompute
+            ),
         )
         found: Replay | None = None
         try:
@@ -358,6 +363,7 @@ def _answer(
         passes=planned.steps,
         weights=source.placement.how,
         chunk_cost=planned.chunk_cost,
+        selections=selection_rows(planned, goal),
         record=_record(source, proved, replay, plan),
         replay=replay,
     )

@@ -96,3 +96,30 @@ def test_what_is_not_json_is_refused(tmp_path: Path, content: bytes) -> None:
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="it does not exist"):
         read_plan(tmp_path / "plan.json")
+
+
+SCHEMA = Path(__file__).parents[3] / "docs/schemas/plan.schema.json"
+
+
+def test_the_schema_has_the_fields_of_the_file() -> None:
+    schema, data = json.loads(SCHEMA.read_text()), json.loads(SMALL.text())
+    places = schema["properties"]
+    assert list(places) == list(data) == schema["required"]
+    for name in ("model", "settings", "plain"):
+        assert list(places[name]["properties"]) == list(data[name])
+    for name in ("chunks", "loops", "passes"):
+        assert list(places[name]["items"]["properties"]) == list(data[name][0])
+    assert list(places["tensors"]["items"]["properties"]) == [*list(data["tensors"][0]), "chunks"]
+    assert list(places["sequence"]["items"]["oneOf"][1]["properties"]) == list(data["sequence"][2])
+
+
+def test_the_schema_holds_for_the_file() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    data = json.loads(SMALL.text())
+    jsonschema.validate(data, json.loads(SCHEMA.read_text()))
+    for edit, _ in WRONG:
+        wrong = json.loads(SMALL.text())
+        edit(wrong)
+        if wrong["budget_bytes"] != 2**64:
+            with pytest.raises(jsonschema.ValidationError):
+                jsonschema.validate(wrong, json.loads(SCHEMA.read_text()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from helpers.effort import tries
 from helpers.graphs import parse
 from helpers.models import each, sample_models
+from helpers.plan_files import assert_of_schema
 from memplan.api.rewrite import proved, rewriting
 from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.rewriting import Rewrite, replay, rewrite
@@ -75,6 +77,18 @@ def test_a_replay_gives_the_same_bytes(
         no_search(patched)
         replay(model, first.record, tmp_path / "again.onnx", strict=True)
     assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "first.onnx").read_bytes()
+    assert_of_schema(json.loads(first.record.text()))
+
+
+@pytest.mark.parametrize("name", ["predicted_peak_bytes", "predicted_peak_with_workspace_bytes"])
+def test_the_simulator_is_held_against_the_peak_that_the_evaluator_found(
+    chain: tuple[Path, PlanFile], name: str
+) -> None:
+    """The file has the evaluator's figure, which a replay does not ask for again."""
+    model, plan = chain
+    edited = dataclasses.replace(plan, **{name: getattr(plan, name) - 4})
+    with pytest.raises(PlanError, match=rf"the plan's {name}: .* and simulation finds"):
+        replay(model, edited, dry_run=True)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +96,12 @@ def test_a_replay_gives_the_same_bytes(
     [
         ("gpt_dropout", "60%", {"session": "default"}),
         ("mlp_adamw", "80%", {"session": "default"}),
-        ("gpt_dropout", "50%", {"chunk": "regions"}),
-        ("gpt_dropout", "35%", {"provider": "cuda", "offload": True, "host_link": FAST}),
+        ("gpt_dropout", "50%", {"chunk": "regions", "time_limit": 10.0}),
+        (
+            "gpt_dropout",
+            "35%",
+            {"provider": "cuda", "offload": True, "host_link": FAST, "effort": 1},
+        ),
         ("cnn_bn", "60%", {"optimize": "none"}),
         ("gpt_dropout", "100%", {"strategy": "segments"}),
         ("mlp_adamw", "100%", {}),
@@ -96,7 +114,7 @@ def test_chunks_forms_fences_and_strategies_are_replayed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = RewriteOptions(parse_budget(budget), time_limit=3.0, **more)
+    asked = RewriteOptions(parse_budget(budget), **{"time_limit": 3.0, **more})
     again = same_again(SAMPLES / f"{model}.onnx", tmp_path, asked, monkeypatch)
     if "chunk" in more:
         assert again.chunked
@@ -164,9 +182,9 @@ def swap(plan: dict[str, Any]) -> None:
 
 
 EDITS: list[tuple[Edit, str]] = [
-    (swap, r"sequence\[0\]: node 'b' runs before 'a' is made"),
+    (swap, r"sequence\[0\]: node 'b' is run before 'a', which"),
     (lambda plan: plan["sequence"].pop(), "leaves out node 'y'"),
-    (lambda plan: plan["sequence"].append("y"), "node 'y' runs again, and nothing reads it"),
+    (lambda plan: plan["sequence"].append("y"), "node 'y' is run again, and nothing reads it"),
     (lambda plan: plan["sequence"].append("z"), r"sequence\[\d+\]: the graph has no node 'z'"),
     (lambda plan: plan.update(session="fast"), "session"),
     (lambda plan: plan.update(provider="tpu"), "provider"),

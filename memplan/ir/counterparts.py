@@ -2,11 +2,13 @@
 
 1. Copies that a rewrite made (``memplan.role``) stand for what they are copies of.
 2. Nodes whose whole past and whole future are equal, names apart, are the same node.
-3. Of the rest: those equal within four edges, then two, then one; then the same without sizes,
-   which is how a graph looks that is built for another batch; then neighbors of what was found.
+3. Of the rest: those equal within four edges, then two, then one; then the same without sizes and
+   without types, which is how a graph looks that is built for another batch or precision; then
+   neighbors of what was found; then what makes tensors of one type and shape by one operator.
 4. Then tensors of one name, type and shape, which another operator may make since a fusion.
 5. Of several candidates those with equal names go together where most names are in both graphs,
-   the others in the order of the file.
+   then, where one graph has more of them, those with an equal past; the others in the order of the
+   file.
 
 Signatures are numbers that are given out in order of first use, not hashes: equal numbers mean
 equal structure.
@@ -122,6 +124,10 @@ def _without_sizes(tensor: Tensor) -> Hashable:
     return tensor.dtype, len(tensor.shape)
 
 
+def _rank(tensor: Tensor) -> Hashable:
+    return len(tensor.shape)
+
+
 class _Search:
     """What was found so far. ``back``: new tensor → its old counterpart."""
 
@@ -130,6 +136,7 @@ class _Search:
         self.nodes: dict[int, int] = {}
         self.tensors: dict[int, int] = {}
         self.back: dict[int, int] = {}
+        self.past: tuple[_Signatures, _Signatures] = {}, {}
         names = [{node.name for node in side.nodes} for side in self.sides]
         self.by_name = 2 * len(names[0] & names[1]) >= min(map(len, names))
 
@@ -141,6 +148,7 @@ class _Search:
                 break
         self._pair_readers()
         self._pair_makers()
+        self._pair_equal(self._alone())
         self._pair_resident()
         if self.by_name:
             self._pair_names()
@@ -151,12 +159,19 @@ class _Search:
         """Signatures of the nodes of both graphs, from the most exact to the least."""
         old, new = self.sides
         numbers = _Numbers()
-        yield _whole(old, numbers), _whole(new, numbers)
-        for describe in (_exact, _without_sizes):
+        past = self.past = _past(old, numbers), _past(new, numbers)
+        future = _future(old, numbers), _future(new, numbers)
+        yield _joined(past[0], future[0], numbers), _joined(past[1], future[1], numbers)
+        for describe in (_exact, _without_sizes, _rank):
             for rounds in _ROUNDS:
                 numbers = _Numbers()
                 first = _within(old, rounds, describe, numbers)
                 yield first, _within(new, rounds, describe, numbers)
+
+    def _alone(self) -> tuple[_Signatures, _Signatures]:
+        old, new = self.sides
+        numbers = _Numbers()
+        return _within(old, 0, _exact, numbers), _within(new, 0, _exact, numbers)
 
     def _pair_equal(self, found: tuple[_Signatures, _Signatures]) -> None:
         groups: defaultdict[int, tuple[list[Node], list[Node]]] = defaultdict(lambda: ([], []))
@@ -177,6 +192,17 @@ class _Search:
             yield from ((node, named[name]) for name, node in shared.items())
             olds = [node for node in olds if node.name not in shared]
             news = [node for node in news if node.name not in shared]
+        if len(olds) != len(news):
+            past: defaultdict[int, deque[Node]] = defaultdict(deque)
+            for node in news:
+                past[self.past[1][node.id]].append(node)
+            pairs = [
+                (node, same.popleft()) for node in olds if (same := past[self.past[0][node.id]])
+            ]
+            yield from pairs
+            known = {each.id for each, _ in pairs}, {each.id for _, each in pairs}
+            olds = [node for node in olds if node.id not in known[0]]
+            news = [node for node in news if node.id not in known[1]]
         yield from zip(olds, news, strict=False)
 
     def _take(self, old: Node, new: Node) -> None:
@@ -241,7 +267,7 @@ class _Search:
                 known = mine in self.tensors or other in self.back
                 if not known and before.maker(mine) is None and after.maker(other) is None:
                     self._take_tensor(mine, other)
-        for key in (lambda t: t.name, _exact, _without_sizes):
+        for key in (lambda t: t.name, _exact, _without_sizes, _rank):
             free: defaultdict[Hashable, deque[int]] = defaultdict(deque)
             for tensor in after.graph.tensors:
                 if tensor.producer == ABSENT and tensor.id not in self.back:
@@ -253,8 +279,8 @@ class _Search:
                     self._take_tensor(tensor.id, found.popleft())
 
 
-def _whole(side: _Side, numbers: _Numbers) -> _Signatures:
-    """By everything that a node depends on, and everything that depends on it."""
+def _past(side: _Side, numbers: _Numbers) -> _Signatures:
+    """By everything that a node depends on."""
     graph = side.graph
     past = [numbers.of((tensor.kind, _exact(tensor))) for tensor in graph.tensors]
     nodes: dict[int, int] = {}
@@ -263,6 +289,11 @@ def _whole(side: _Side, numbers: _Numbers) -> _Signatures:
         nodes[node.id] = numbers.of((node.key, made, tuple(past[t] for t in side.reads[node.id])))
         for slot, tensor in enumerate(node.writes):
             past[tensor] = numbers.of((nodes[node.id], slot))
+    return nodes
+
+
+def _future(side: _Side, numbers: _Numbers) -> _Signatures:
+    """By everything that depends on a node."""
     future: dict[int, int] = {}
     for node in reversed(side.nodes):
         readers = tuple(
@@ -270,7 +301,11 @@ def _whole(side: _Side, numbers: _Numbers) -> _Signatures:
             for t in node.writes
         )
         future[node.id] = numbers.of((node.key, readers))
-    return {node: numbers.of((nodes[node], future[node])) for node in nodes}
+    return future
+
+
+def _joined(first: _Signatures, second: _Signatures, numbers: _Numbers) -> _Signatures:
+    return {node: numbers.of((first[node], second[node])) for node in first}
 
 
 def _within(side: _Side, rounds: int, describe: Description, numbers: _Numbers) -> _Signatures:

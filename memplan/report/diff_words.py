@@ -14,7 +14,7 @@ WORDS: Mapping[How | Change, str] = {
     Change.GREW: "larger",
     Change.LONGER: "live longer",
     Change.APART: "no longer in place",
-    Change.PEAK_MOVED: "at the peak because it moved",
+    Change.PEAK_MOVED: "on the peak as it moved",
     Change.RECLASSED: "of another class",
     Change.IN_PLACE: "in place now",
     Change.SHORTER: "freed earlier",
@@ -26,7 +26,7 @@ WORDS: Mapping[How | Change, str] = {
     How.OFFLOADED: "offloaded",
     How.CHUNKED: "in chunks",
 }
-_AWAY = "not at the peak, which moved"
+_AWAY = "off the peak as it moved"
 _REASONS, _OPERATORS = 3, 4
 
 

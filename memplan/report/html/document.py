@@ -12,8 +12,10 @@ from importlib.resources import files
 
 from memplan.report.html.short_names import escape
 
-NO_DATA = '{"steps":[]}'
+NO_DATA = '{"charts":[]}'
 """For a page without a timeline."""
+SCROLL = '<div class="scroll" tabindex="0" role="region" aria-label="table">'
+"""Around a table that may be wider than the page; the keyboard scrolls it, too."""
 
 
 def document(title: str, body: Iterable[str], data: str = NO_DATA) -> str:

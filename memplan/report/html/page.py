@@ -22,7 +22,7 @@ from memplan.report.html.chart import (
     stacked_layers,
     timeline_figure,
 )
-from memplan.report.html.document import document
+from memplan.report.html.document import SCROLL, document
 from memplan.report.html.sections import module_section, narrowing_section, tensors_section
 from memplan.report.html.short_names import escape
 from memplan.simulate.arena import simulate_arena
@@ -185,7 +185,7 @@ def _live_section(analysis: Analysis, top: int) -> str:
     return (
         f"<section><h2>Live at the peak <small>"
         f"{counted(len(analysis.at_peak), 'tensor')} made during the "
-        f"step; beside them {resident} resident</small></h2><div class=scroll>"
+        f"step; beside them {resident} resident</small></h2>{SCROLL}"
         f'<table class="live"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody>{more}</table>'
         "</div></section>"
     )
@@ -231,7 +231,7 @@ def _frontier_section(points: Sequence[SweepPoint]) -> str:
     return (
         "<section><h2>Frontier <small>what a budget costs; estimated; the "
         "search is stopped by the clock, so it varies</small></h2>"
-        f'<div class=scroll><table class="live"><thead><tr>{heads}</tr></thead>'
+        f'{SCROLL}<table class="live"><thead><tr>{heads}</tr></thead>'
         f"<tbody>{rows}</tbody></table>"
         "</div></section>"
     )

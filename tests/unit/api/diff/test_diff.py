@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import random
 import time
-from random import Random
 from typing import Any
 
 import onnx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import memplan
 from helpers.effort import THOROUGH
 from helpers.graphs import parse
 from helpers.models import SAMPLES
-from helpers.random_graphs import models
+from helpers.renaming import renamed, sums
 from helpers.training_steps import chain, long_skips, symbolic_batch, weights, with_dropout
 from memplan.api.diff.diff_result import Diff, left_the_peak
 from memplan.api.diff.diffing import compare_analyses, diff
@@ -37,36 +33,6 @@ def built(body: str, batch: str = "float[512, 32]", names: str = LAYERS) -> onnx
 
 def plain() -> onnx.ModelProto:
     return built(chain("x", LAYERS))
-
-
-def renamed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same graph as another exporter names it: no name left, and those there are shuffled."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    numbers = list(range(5000))
-    random.Random(3).shuffle(numbers)
-    names: dict[str, str] = {}
-
-    def name(old: str) -> str:
-        return names.setdefault(old, f"v_{numbers[len(names)]}") if old else ""
-
-    graph = copy.graph
-    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
-        value.name = name(value.name)
-    for node in graph.node:
-        node.name = name(f"node {node.name}")
-        node.input[:] = [name(each) for each in node.input]
-        node.output[:] = [name(each) for each in node.output]
-    del copy.metadata_props[:]
-    return copy
-
-
-def sums(found: Diff) -> None:
-    """What every difference must keep."""
-    assert sum(c.delta_bytes for c in found.changes) + found.inside_bytes == found.delta_bytes
-    assert sum(c.delta_bytes for c in found.classes) == found.delta_bytes
-    assert sum(g.delta_bytes for g in found.groups) + found.inside_bytes == found.delta_bytes
-    assert sum(found.modules.values()) + found.inside_bytes == found.delta_bytes
 
 
 def kinds(found: Diff) -> dict[Change, int]:
@@ -212,12 +178,6 @@ def _members(found: Diff, tensor: int) -> set[str]:
     return {graph.nodes[graph.tensors[t].producer].name for t in members}
 
 
-@given(models(), models(), st.randoms(use_true_random=False))
-def test_changes_sum_to_the_difference(a: onnx.ModelProto, b: onnx.ModelProto, _: Random) -> None:
-    sums(diff(a, b))
-    assert diff(a, renamed(a)).changes == ()
-
-
 def test_names_of_copies_may_run_in_a_circle() -> None:
     """Metadata is what anybody wrote."""
     model = plain()
@@ -245,7 +205,7 @@ def test_json_has_a_schema_and_sums() -> None:
 
 @pytest.mark.slow
 def test_ten_thousand_nodes_take_seconds() -> None:
-    layers = 2500 if THOROUGH else 1000
+    layers = 2500 if THOROUGH else 500
     names = [f"n{k}_" for k in range(layers)]
     body, last = [], "x"
     for name in names:

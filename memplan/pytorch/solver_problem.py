@@ -23,10 +23,12 @@ from memplan.pytorch.solver_joint import (
     Joint,
     in_backward,
     in_forward,
+    is_root,
     storage_bytes,
     value_of,
     written_to,
 )
+from memplan.pytorch.solver_scratch import scratch_bytes
 from memplan.solver.problem import NONE, Arrays, Flags, Ints, Problem
 from memplan.units import format_bytes
 
@@ -126,9 +128,12 @@ def encode_joint(joint: Joint, costs: Sequence[float]) -> EncodedJoint:
     reads.append(sorted(set(outputs)))
     pinned = np.zeros(len(tensors.nbytes), np.bool_)
     held = [*outputs, *(tensors.of[t] for t in joint.backward_outputs)]
+    held += [tensors.of[t] for t in joint.tangents if is_root(value_of(t))]
     roots = [root for root in {tensors.root[t] for t in held} if not tensors.resident[root]]
     pinned[roots] = True
     arrays = _arrays(tensors, reads, written, alias_of, pinned, [*costs, 0.0])
+    scratch = np.asarray([*(scratch_bytes(op.node) for op in joint.operators), 0], np.int64)
+    arrays = arrays._replace(workspace=scratch)
     order = [*range(joint.forward), count, *range(joint.forward, count)]
     rank = np.zeros(count + 1, np.int64)
     rank[order] = np.arange(count + 1)
@@ -237,7 +242,8 @@ def _floor(joint: Joint, arrays: Arrays, root: list[int]) -> TorchFloor:
         own = arrays.writes[arrays.write_start[index] : arrays.write_start[index + 1]]
         read = arrays.reads[arrays.read_start[index] : arrays.read_start[index + 1]]
         there = {root[t] for t in (*own.tolist(), *read.tolist()) if t < len(root)}
-        need = sum(int(arrays.nbytes[t]) for t in there if not arrays.resident[t])
+        need = int(arrays.workspace[index])
+        need += sum(int(arrays.nbytes[t]) for t in there if not arrays.resident[t])
         if need > best.nbytes:
             largest = sorted(there, key=lambda t: -int(arrays.nbytes[t]))[:3]
             sizes = ", ".join(format_bytes(int(arrays.nbytes[t])) for t in largest)

@@ -72,6 +72,32 @@ class EncodedJoint:
             self._forward(),
         )
 
+    def without_idle(self, sequence: Ints) -> Ints:
+        """A sequence without the runs of which nothing is read before they are repeated.
+
+        PyTorch leaves them out of its graphs, first runs among them: what only the backward pass
+        needs, and what is made again there, need not run in the forward pass.
+        """
+        operators = self.joint.operators
+        starts = self.arrays.write_start
+        first = {int(each): place for place, each in reversed(list(enumerate(sequence)))}
+        returned = {*self.joint.forward_outputs, *self.joint.backward_outputs}
+        wanted: set[fx.Node] = set()
+        needed = []
+        for place in range(len(sequence) - 1, -1, -1):
+            index = int(sequence[place])
+            if index < len(operators):
+                op = operators[index]
+                made = {each for each in op.results if each is not None}
+                gives_order = int(starts[index + 1] - starts[index]) > len(op.results)
+                kept = gives_order or op.refusal or (first[index] == place and made & returned)
+                if not kept and not made & wanted:
+                    continue
+                wanted -= made
+                wanted.update(op.reads)
+            needed.append(index)
+        return np.asarray(needed[::-1], dtype=np.int64)
+
     def _forward(self) -> Flags:
         flags = np.zeros(len(self.arrays.cost), np.bool_)
         flags[: self.joint.forward] = True

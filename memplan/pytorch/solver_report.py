@@ -19,7 +19,9 @@ NOT_COUNTED = (
     "optimizer state, gradients of earlier steps, scratch memory of other kernels, and what is not "
     "in the compiled function"
 )
-FUSED = "Inductor fuses operators after this plan is made, so its peak differs, mostly downwards"
+FUSED = (
+    "Inductor fuses operators after this plan is made: its peak differs, and may be over the budget"
+)
 
 
 @dataclass(frozen=True, slots=True)

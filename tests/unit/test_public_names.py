@@ -63,7 +63,7 @@ def test_every_public_name_is_what_its_module_defines(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", sorted({n for n in memplan.__all__ if n.islower()} - {"parse_size"})
+    "name", sorted({n for n in memplan.__all__ if n.islower()} - {"parse_size", "torch_solver"})
 )
 def test_a_public_function_stays_the_same_on_second_use(name: str) -> None:
     code = f"import memplan\nfirst = memplan.{name}\nassert memplan.{name} is first"

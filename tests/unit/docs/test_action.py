@@ -30,6 +30,9 @@ def run_check(folder: Path, **given: str) -> tuple[subprocess.CompletedProcess[s
         f"#!{sys.executable} -P\nfrom memplan_cli.main import run\nrun()\n", encoding="utf-8"
     )
     program.chmod(0o755)
+    python = program.with_name("python")
+    if not python.exists():
+        python.symlink_to(sys.executable)
     (check,) = (s for s in ACTION["runs"]["steps"] if s.get("id") == "check")
     inputs = {name: value["default"] for name, value in ACTION["inputs"].items()} | given
     values = {f"inputs.{name}": value for name, value in inputs.items()}
@@ -73,11 +76,14 @@ def topic(tmp_path: Path) -> Path:
 def test_a_regression_fails_the_step_where_a_reviewer_looks(topic: Path) -> None:
     done, temp = run_check(topic, models="step.onnx", GITHUB_BASE_REF="main")
     assert done.returncode == 1, done.stderr
-    assert "::error " in done.stdout
+    (properties, message) = re.findall(r"^::error (.*?)::(.*)$", done.stdout, re.MULTILINE)[0]
+    assert dict(each.split("=", 1) for each in properties.split(","))["file"]
+    assert "%0A" in message
     assert "FAIL  step.onnx" in done.stdout
     summary = (temp / "summary.md").read_text(encoding="utf-8")
     assert summary.startswith("**memplan: 1 of 1 model needs more memory**")
-    assert outputs(temp)["exit-code"] == "1"
+    written = outputs(temp)
+    assert (written["exit-code"], written["failed"], written["regressed"]) == ("1", "true", "1")
     assert Path(outputs(temp)["report"]).read_text(encoding="utf-8") == summary
 
 
@@ -86,7 +92,19 @@ def test_what_does_not_grow_passes(topic: Path) -> None:
     done, temp = run_check(topic, models="step.onnx", GITHUB_BASE_REF="main")
     assert done.returncode == 0, done.stderr
     assert "::error" not in done.stdout
-    assert outputs(temp)["exit-code"] == "0"
+    written = outputs(temp)
+    assert (written["exit-code"], written["failed"], written["regressed"]) == ("0", "false", "0")
+
+
+def test_a_check_that_cannot_be_made_says_why(topic: Path) -> None:
+    done, temp = run_check(topic, lock="gone%.lock", base="none")
+    assert done.returncode == 3
+    assert "error: lock gone%.lock does not exist\nhint: " in done.stderr
+    assert "::error title=memplan::error: lock gone%25.lock does not exist%0Ahint: " in done.stdout
+    summary = (temp / "summary.md").read_text(encoding="utf-8")
+    assert summary.startswith("**memplan could not compare**\n\n    error: lock gone%.lock")
+    written = outputs(temp)
+    assert (written["exit-code"], written["failed"], written["regressed"]) == ("3", "true", "")
 
 
 def test_inputs_are_values_and_never_text_of_a_script(topic: Path) -> None:

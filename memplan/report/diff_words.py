@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from memplan.api.analysis import Analysis
 from memplan.api.diff.diff_result import Diff
 from memplan.api.diff.peak_changes import Change, How, TensorChange
-from memplan.units import counted, format_bytes, format_delta
+from memplan.units import counted, format_bytes, format_delta, told_apart
 
 WORDS: Mapping[How | Change, str] = {
     Change.APPEARED: "new",
@@ -42,9 +42,7 @@ def headline(diff: Diff) -> str:
     before, after = diff.old.timeline.peak_bytes, diff.new.timeline.peak_bytes
     if before == after:
         return f"peak {format_bytes(after)} in both"
-    old, new = format_bytes(before), format_bytes(after)
-    if old == new:
-        old, new = f"{before:,} B", f"{after:,} B"
+    old, new = told_apart(before, after)
     share = f" ({100 * diff.delta_bytes / before:+.1f}%)" if before else ""
     return f"peak {format_delta(diff.delta_bytes)}{share}, {old} -> {new}"
 

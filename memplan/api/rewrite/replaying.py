@@ -41,9 +41,10 @@ from memplan.planning.replay_sequence import (
 from memplan.planning.verify import ensure, rewritten_graph
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline, simulate
-from memplan.units import SizeSpec, counted, format_bytes, printable, shortened
+from memplan.units import SizeSpec, counted, format_bytes, listed, printable
 
 _ANEW = "plan anew with --plan-out"
+_SHOWN = 4  # names of what does not apply
 _LEAST_SHARE = 0.5  # of the plan's nodes: a graph that has fewer is another model's
 
 
@@ -70,7 +71,11 @@ class Replay:
             ("nodes that the plan does not have", self.new),
             ("not recomputed, though planned", self.refused),
         )
-        named = (f"{words}: {shortened(names)}" for words, names in rows if names)
+        named = (
+            f"{words}: {listed([printable(name) for name in names], _SHOWN)}"
+            for words, names in rows
+            if names
+        )
         return (
             "the graph is not the one that the plan was made for: applied as far as it holds",
             *named,

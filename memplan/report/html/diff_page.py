@@ -23,7 +23,7 @@ from memplan.report.html.chart import (
     stacked_layers,
     timeline_figure,
 )
-from memplan.report.html.document import SCROLL, document
+from memplan.report.html.document import SCROLL, document, figure_list, sortable_heads
 from memplan.report.html.short_names import escape
 from memplan.simulate.timeline import Bytes
 from memplan.units import counted, format_bytes, format_delta
@@ -79,12 +79,7 @@ def _figures(diff: Diff) -> str:
             "what a budget is held against",
         ),
     )
-    cells = "".join(
-        f"<div{' class=main' if name == 'peak after' else ''}><dt>{name}</dt>"
-        f'<dd>{value}</dd><dd class="note">{note}</dd></div>'
-        for name, value, note in figures
-    )
-    return f'<dl class="figures">{cells}</dl>'
+    return figure_list(figures, main="peak after")
 
 
 def _timelines(diff: Diff) -> tuple[list[str], str]:
@@ -207,11 +202,7 @@ def _change_row(group: ChangeGroup) -> str:
 
 def _table(columns: tuple[tuple[str, str], ...]) -> str:
     """The head of a sortable table, which scrolls where it is wider than the page."""
-    heads = "".join(
-        f'<th class="{kind}" data-kind="{kind}"><button type="button">{name}</button></th>'
-        for name, kind in columns
-    )
-    return f'{SCROLL}<table class="live"><thead><tr>{heads}</tr></thead>'
+    return f'{SCROLL}<table class="live"><thead><tr>{sortable_heads(columns)}</tr></thead>'
 
 
 def _number(value: int, text: str) -> str:

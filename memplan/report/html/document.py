@@ -41,5 +41,23 @@ def document(title: str, body: Iterable[str], data: str = NO_DATA) -> str:
     )
 
 
+def sortable_heads(columns: Iterable[tuple[str, str]]) -> str:
+    """The heads of a table that the script sorts: names, and ``text`` or ``number``."""
+    return "".join(
+        f'<th class="{kind}" data-kind="{kind}"><button type="button">{escape(name)}</button></th>'
+        for name, kind in columns
+    )
+
+
+def figure_list(figures: Iterable[tuple[str, str, str]], main: str) -> str:
+    """The large figures of a page: name, value and note of each; ``main`` is the chief one."""
+    cells = "".join(
+        f"<div{' class=main' if name == main else ''}><dt>{name}</dt>"
+        f'<dd>{value}</dd><dd class="note">{note}</dd></div>'
+        for name, value, note in figures
+    )
+    return f'<dl class="figures">{cells}</dl>'
+
+
 def _asset(name: str) -> str:
     return (files("memplan.report.html") / "assets" / name).read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ from typing import Any
 
 from memplan.api.analysis import Analysis
 from memplan.ir.graph import Tensor
-from memplan.report.html.document import SCROLL
+from memplan.report.html.document import SCROLL, sortable_heads
 from memplan.report.html.short_names import NameTable, escape, shorten
 from memplan.simulate.allocation import Buffer, is_resident
 from memplan.simulate.explain import Explainer, Stash, TensorClass
@@ -129,9 +129,8 @@ def narrowing_section(analysis: Analysis) -> str:
     ]
     if not found:
         return ""
-    heads = "".join(
-        f'<th class="{kind}" data-kind="{kind}"><button type="button">{head}</button></th>'
-        for head, kind in (
+    heads = sortable_heads(
+        (
             ("frozen module", "text"),
             ("frees", "number"),
             ("with all before it", "number"),

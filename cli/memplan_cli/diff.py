@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     "diff",
     "memplan diff before.onnx after.onnx --dim N=32",
     "memplan diff step.onnx step.memplan.onnx --format html -o before-after.html",
-    "memplan diff step.onnx step.onnx --dim N=32 --new-dim N=64",
 )
 @click.argument("old", type=PATH)
 @click.argument("new", type=PATH)

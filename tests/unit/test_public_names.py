@@ -146,8 +146,9 @@ def test_every_command_has_a_module_with_a_command() -> None:
 
     folder = Path(import_module("memplan_cli").__file__ or "").parent
     for name in COMMANDS:
-        assert (folder / f"{name}.py").is_file()
-        assert import_module(f"memplan_cli.{name}").command.name == name
+        module = name.replace("-", "_")
+        assert (folder / f"{module}.py").is_file()
+        assert import_module(f"memplan_cli.{module}").command.name == name
 
 
 def test_the_package_is_typed() -> None:

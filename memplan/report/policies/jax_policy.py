@@ -10,12 +10,13 @@ from memplan.report.policies.layers import AGAIN, HOST, KEPT, Layer, layers
 from memplan.report.policies.plan_calls import (
     Policy,
     common_notes,
+    first_names,
     header,
     not_told,
     other_forms,
     planned_calls,
 )
-from memplan.units import counted, shortened
+from memplan.units import counted
 
 _CODE = '''
 import jax
@@ -89,7 +90,8 @@ def _told(found: Sequence[Layer], groups: int) -> Iterator[str]:
         call.name for layer in found if not layer.path for call in layer.calls if call.fate != KEPT
     ]
     if lost:
-        yield f"{counted(len(lost), 'call')} of {len(outside)} outside of layers: {shortened(lost)}"
+        several = counted(len(lost), "call")
+        yield f"{several} of {len(outside)} outside of layers: {first_names(lost)}"
     if groups > 1:
         yield f"jax.lax.scan over layers: it needs one policy, and this plan has {groups}"
 

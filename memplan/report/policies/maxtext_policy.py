@@ -16,12 +16,12 @@ from memplan.report.policies.layers import AGAIN, HOST, KEPT, Layer, LayerCall, 
 from memplan.report.policies.plan_calls import (
     Policy,
     common_notes,
+    first_names,
     header,
     not_told,
     other_forms,
     planned_calls,
 )
-from memplan.units import shortened
 
 INPUT = "decoder_layer_input"
 RULES = (
@@ -98,9 +98,9 @@ def _told(fates: dict[str, set[str]], left: Sequence[str], found: Sequence[Layer
     differ = [key for key, each in fates.items() if len(each) > 1]
     if differ:
         yield (
-            f"layers differ in {shortened(differ)}: one policy holds for all of {len(found)}, the "
-            "one that takes the least memory"
+            f"layers differ in {first_names(differ)}: one policy holds for all of {len(found)}, "
+            "the one that takes the least memory"
         )
     if left:
-        yield f"kept in the plan, and no tensor of MaxText: {shortened(left)}"
+        yield f"kept in the plan, and no tensor of MaxText: {first_names(left)}"
     yield f"{INPUT} stays on the device: MaxText starts from it"

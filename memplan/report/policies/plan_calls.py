@@ -9,7 +9,7 @@ from textwrap import wrap
 from memplan.errors import UsageError
 from memplan.planning.plan_file import KEPT, PlanFile, TensorDecision
 from memplan.pytorch.call_families import family_of
-from memplan.units import counted, format_bytes, printable
+from memplan.units import counted, format_bytes, listed, printable
 
 _WIDTH = 96
 AGAIN = frozenset({"recomputed", "rebuilt"})
@@ -142,10 +142,13 @@ def _sum(tensors: Sequence[TensorDecision]) -> str:
     return f"{counted(len(tensors), 'tensor')} of {format_bytes(total)}"
 
 
-def _first(tensors: Sequence[TensorDecision], count: int = 2) -> str:
-    names = ", ".join(printable(tensor.tensor) for tensor in tensors[:count])
-    more = len(tensors) - count
-    return f"{names} and {more} more" if more > 0 else names
+def _first(tensors: Sequence[TensorDecision]) -> str:
+    return first_names([tensor.tensor for tensor in tensors], 2)
+
+
+def first_names(names: Sequence[str], most: int = 4) -> str:
+    """Names out of a plan, which is anybody's file, and how many more there are."""
+    return listed([printable(name) for name in names], most)
 
 
 def header(plan: PlanFile, what: str, notes: Sequence[str]) -> list[str]:

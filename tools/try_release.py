@@ -27,6 +27,8 @@ import venv
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,10 +54,12 @@ class Release:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build, compare and try; 1 if anything fails."""
+    sys.stdout.reconfigure(line_buffering=True)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--python", action="append", help="a version or a path; repeatable")
     parser.add_argument("--dist", type=Path, help="try what lies in this folder; build nothing")
     parser.add_argument("--out", type=Path, help="copy the built files to this folder")
+    parser.add_argument("--build-only", action="store_true", help="build and check; try nothing")
     parser.add_argument("--no-tests", action="store_true", help="leave out the quick tests")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
@@ -70,12 +74,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"FAIL {error}")
             return 1
         failed = 0
-        for number, wanted in enumerate(options.python or PYTHONS):
+        pythons = () if options.build_only else options.python or PYTHONS
+        for number, wanted in enumerate(pythons):
             try:
                 said = tried(release, wanted, Path(folder) / f"python{number}", options)
             except FailedError as error:
                 said, failed = f"FAIL {error}", 1
-            print(f"python {wanted}: {said}", flush=True)
+            print(f"python {wanted}: {said}")
         return failed
 
 
@@ -133,11 +138,13 @@ def check_contents(release: Release) -> None:
     if packed != wanted:
         raise FailedError(f"the wheel differs from the packages: {_some(packed ^ wanted)}")
     with tarfile.open(release.sdist) as archive:
-        unpacked = {n.partition("/")[2] for n in archive.getnames()}
-    included = _sdist_folders()
-    missing = {p for p in sources if p.split("/")[0] in included} - unpacked
+        unpacked = {each.name.partition("/")[2] for each in archive if each.isfile()}
+    missing = {path for path in sources if _in_sdist(path)} - unpacked
     if missing:
         raise FailedError(f"the sdist lacks {_some(missing)}")
+    unknown = unpacked - set(sources) - {"PKG-INFO"}
+    if unknown:
+        raise FailedError(f"the sdist has files that are not committed: {_some(unknown)}")
     print(f"wheel: {len(packed)} files of the packages; sdist: {len(unpacked)} files")
 
 
@@ -227,12 +234,17 @@ def _sources() -> list[str]:
     return [str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if path.is_file()]
 
 
-def _sdist_folders() -> set[str]:
-    """First parts of the paths that pyproject.toml puts into the sdist."""
+def _in_sdist(path: str) -> bool:
+    """Whether pyproject.toml puts a file of the repository into the sdist."""
+    first = path.split("/")[0]
+    return any(fnmatch(first, pattern.removeprefix("/")) for pattern in _included())
+
+
+@cache
+def _included() -> tuple[str, ...]:
     with (ROOT / "pyproject.toml").open("rb") as file:
         hatch = tomllib.load(file)["tool"]["hatch"]
-    included = hatch["build"]["targets"]["sdist"]["include"]
-    return {pattern.strip("/").split("/")[0] for pattern in included}
+    return tuple(hatch["build"]["targets"]["sdist"]["include"])
 
 
 def _some(names: set[str]) -> str:

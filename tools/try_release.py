@@ -169,10 +169,10 @@ def tried(release: Release, wanted: str, folder: Path, options: argparse.Namespa
     begin = time.monotonic()
     _run([programs / "pip", "install", "-q", release.wheel], "pip install")
     said = [f"installed in {time.monotonic() - begin:.0f} s"]
-    seconds = help_seconds(programs / "memplan", environment)
-    said.append(f"--help {1000 * seconds:.0f} ms")
-    if seconds > HELP_SECONDS:
-        raise FailedError(f"--help takes {1000 * seconds:.0f} ms at best")
+    waited, worked = help_seconds(programs / "memplan", environment)
+    said.append(f"--help {1000 * waited:.0f} ms ({1000 * worked:.0f} ms of CPU)")
+    if worked > HELP_SECONDS:
+        raise FailedError(f"--help takes {1000 * worked:.0f} ms of CPU")
     with tarfile.open(release.sdist) as archive:
         archive.extractall(folder, filter="data")
     (tree,) = (each for each in folder.glob("memplan-*") if each.is_dir())
@@ -204,14 +204,18 @@ def interpreter(wanted: str) -> str | None:
     return None
 
 
-def help_seconds(program: Path, environment: dict[str, str]) -> float:
-    """The shortest of some runs of ``--help``: the others waited for the machine."""
-    taken = []
+def help_seconds(program: Path, environment: dict[str, str]) -> tuple[float, float]:
+    """The shortest of some runs of ``--help``: by the clock, which also counts what else the
+    machine does, and in CPU seconds."""
+    waited, worked = [], []
     for _ in range(_HELP_RUNS):
-        begin = time.perf_counter()
+        begin, before = time.perf_counter(), os.times()
         _run([program, "--help"], "memplan --help", env=environment)
-        taken.append(time.perf_counter() - begin)
-    return min(taken)
+        after = os.times()
+        waited.append(time.perf_counter() - begin)
+        used = after.children_user + after.children_system
+        worked.append(used - before.children_user - before.children_system)
+    return min(waited), min(worked)
 
 
 def _environment(folder: Path, python: str) -> Path:

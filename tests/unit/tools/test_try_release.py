@@ -15,6 +15,7 @@ import pytest
 
 import memplan
 from helpers.tools import load_tool
+from memplan.api.versions import measured_runtime
 
 trial = load_tool("try_release")
 ROOT = Path(__file__).resolve().parents[3]
@@ -96,3 +97,10 @@ def test_one_version_stands_everywhere() -> None:
     assert memplan.__version__ == version
     assert f'\nversion: "{version}"\n' in citation
     assert re.search(rf"^## \[.*\b{re.escape(version)}\b", changelog, re.MULTILINE)
+
+
+def test_what_is_installed_as_measured_is_what_the_tables_were_measured_on() -> None:
+    minor = measured_runtime().removeprefix("onnxruntime ").rpartition(".")[0]
+    pins = PROJECT["project"]["optional-dependencies"]["measured"]
+    wanted = [each for each in PROJECT["project"]["dependencies"] if "onnxruntime" in each]
+    assert [pin.replace(f"=={minor}.*", f">={minor}") for pin in pins] == wanted

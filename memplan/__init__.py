@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from memplan.api.profiling import Profile, ProfileOptions, profile
     from memplan.api.rewrite.goal import RewriteOptions
     from memplan.api.rewrite.rewrite_result import Rewrite
-    from memplan.api.rewrite.rewriting import rewrite
+    from memplan.api.rewrite.rewriting import replay, rewrite
     from memplan.api.sweep.request import SweepOptions
     from memplan.api.sweep.sweep_result import Sweep
     from memplan.api.sweep.sweeping import sweep
     from memplan.api.validate.validating import ValidateOptions, validate
     from memplan.api.validate.validation import Validation
     from memplan.errors import MemplanError
+    from memplan.pytorch.solver_options import torch_solver
     from memplan.pytorch.torch_step import Ema, TorchStep
     from memplan.runtime.load_session import load, session_options
     from memplan.training.accumulate import AccumulatingTrainer
@@ -66,9 +67,11 @@ _HOME = {
     "lower": "memplan.api.lower.lowered",
     "parse_size": "memplan.units",
     "profile": "memplan.api.profiling",
+    "replay": "memplan.api.rewrite.rewriting",
     "rewrite": "memplan.api.rewrite.rewriting",
     "session_options": "memplan.runtime.load_session",
     "sweep": "memplan.api.sweep.sweeping",
+    "torch_solver": "memplan.pytorch.solver_options",
     "validate": "memplan.api.validate.validating",
 }
 
@@ -103,9 +106,11 @@ __all__ = [
     "lower",
     "parse_size",
     "profile",
+    "replay",
     "rewrite",
     "session_options",
     "sweep",
+    "torch_solver",
     "validate",
 ]
 __version__ = "0.1.0"

@@ -4,6 +4,7 @@
     ├── UsageError               2  an argument, option or output path cannot be used
     ├── ModelError               3  the file is not a model that memplan can read or plan
     ├── LockError                3  the lock file is broken
+    ├── PlanError                3  the plan file is broken
     ├── InfeasibleError          4  no plan keeps the budget
     ├── RuntimeUnavailableError  5  ONNX Runtime missing, a run failed, too little memory
     │   ├── NodeFailedError      5  a run failed in a node of the model
@@ -55,6 +56,12 @@ class ModelError(MemplanError):
 
 class LockError(MemplanError):
     """The lock file cannot be read."""
+
+    exit_code = EXIT_MODEL
+
+
+class PlanError(MemplanError):
+    """The plan file cannot be read; the message says which entry is wrong."""
 
     exit_code = EXIT_MODEL
 

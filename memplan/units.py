@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fractions import Fraction
@@ -132,6 +132,12 @@ def echo_size(spec: SizeSpec, nbytes: int) -> str:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """A number and its noun: ``1 node``, ``1,016 nodes``; ``plural`` where it does not end in s."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def shortened(names: Sequence[str], most: int = 4) -> str:
+    """The first of some names, and how many more there are."""
+    shown = ", ".join(printable(name) for name in names[:most])
+    return shown + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

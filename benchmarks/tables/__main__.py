@@ -25,6 +25,7 @@ from benchmarks.tables.rows import (
     plain,
     public,
     recurrent,
+    replayed,
     scale,
     summary,
     tightest,
@@ -163,6 +164,15 @@ runs is looked for first. Dynamic bytes, without workspace. *Their time*: of the
 nodes, under the profiler. *Over tuned*: the first run against the same file in a tuned session.
 """
 
+REPLAYED = """
+## Plans replayed
+
+`benchmarks/plans/replay.py`: `memplan rewrite --plan-out` with its default ten seconds at most, and
+`--plan` with what it wrote; whole runs of the program, on a machine that did much other work. The
+budget is 70% of the peak, the lowest (`min`), or 60% with `--chunk auto`. Bytes of the two files
+are compared. Where no plan was found there is nothing to replay.
+"""
+
 LEAN = """
 ## Generated training graphs
 
@@ -216,7 +226,7 @@ def document() -> list[str]:
     grown, placed, loops = load("scale"), load("placement"), load("recurrent")
     analyses = load("analyze_scale")
     generated = load("lean_gradients")
-    pairs = load("recurrent_pairs")
+    pairs, replays = load("recurrent_pairs"), load("replay")
     freed = load("free_bytes")
     sessions, tight = load("plain_sessions"), load("plain_tightest")
     captures, checks = load("capture"), load("capture_check")
@@ -241,6 +251,9 @@ def document() -> list[str]:
         TIGHTEST,
         *tightest(tight),
         f"\n{origin(tight)}",
+        REPLAYED,
+        *replayed(replays),
+        f"\n{origin(replays)}",
         FIXED,
         *public(fixed),
         f"\n{summary(fixed)}\n",

@@ -179,7 +179,7 @@ _MORE = """
 - [Free passes](../benchmarks/results/TABLES.md#free-passes): what is freed before anything is
   recomputed, move by move.
 - [Public graphs with moved nodes](../benchmarks/results/TABLES.md#public-graphs-any-node-order) and
-  [graphs of up to 16,210 nodes](../benchmarks/results/TABLES.md#large-graphs).
+  [graphs of up to 99,910 nodes](../benchmarks/results/TABLES.md#large-graphs).
 - [Training graphs made by `grad`](../benchmarks/results/TABLES.md#generated-training-graphs) beside
   those that PyTorch exports: less is kept for the backward part, peaks are lower, nodes fewer.
 - [Recurrent layers](../benchmarks/results/TABLES.md#recurrent-layers) and

@@ -288,6 +288,29 @@ def recurrent(record: dict[str, Any]) -> list[str]:
     return table(head, rows)
 
 
+def replayed(record: dict[str, Any]) -> list[str]:
+    """Searches and replays of their plans, a row per model and case."""
+    rows = []
+    for row in record["results"]:
+        start = [row["model"], row["case"]]
+        if "search" in row:
+            rows.append([*start, "no plan", *["-"] * 5])
+            continue
+        rows.append(
+            [
+                *start,
+                f"{row['search_seconds']:.2f}",
+                f"{row['replay_seconds']:.2f}",
+                yes(row["same_bytes"]),
+                str(row["decisions"]),
+                ", ".join(row["forms"]) or "-",
+                f"{row['plan_bytes'] / 1000:.0f}",
+            ]
+        )
+    head = ("graph", "session", "search s", "replay s", "same bytes", "decisions", "which")
+    return table((*head, "plan file kB"), rows)
+
+
 def plain(record: dict[str, Any]) -> list[str]:
     """Plain sessions, a row per model and budget."""
     rows = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from memplan_cli.shared_options import (
     Report,
     bound,
     dim_option,
+    emit,
     provider_option,
     report_options,
     session_option,
@@ -28,6 +29,7 @@ from memplan_cli.shared_options import (
 if TYPE_CHECKING:
     from memplan.api.check.checking import CheckResult, UpdateResult
 
+FORMATS = ("text", "json", "markdown", "github", "gitlab", "junit", "benchmark")
 # The first word of a line decides its colour.
 _COLORS = {
     "FAIL": "red",
@@ -37,12 +39,14 @@ _COLORS = {
     "added": "green",
     "changed": "yellow",
     "removed": "yellow",
+    "new": "cyan",
 }
 
 
 @memplan_command(
     "check",
     "memplan check --update step.onnx --dim N=32",
+    "memplan check --base origin/main step.onnx --dim N=32",
     "memplan check --max-peak 4GB",
 )
 @click.argument("models", nargs=-1, metavar="[MODEL]...", type=PATH)
@@ -57,10 +61,19 @@ _COLORS = {
     "--update", is_flag=True, help="Record today's peaks (of MODELs, else of the whole lock)."
 )
 @click.option("--max-peak", metavar="SIZE", help="Also fail every model with a higher peak.")
-@dim_option("With --update: give a symbolic dimension its size.")
-@session_option("With --update: how models will be loaded; else as in the lock.")
-@provider_option("With --update: whose rules apply; else as in the lock.")
-@report_options()
+@dim_option("With --update or --base: give a symbolic dimension its size.")
+@session_option("With --update or --base: how models are loaded; else as in the lock.")
+@provider_option("With --update or --base: whose rules apply; else as in the lock.")
+@click.option("--base", metavar="REF", help="Also compare with the merge-base of REF and HEAD.")
+@click.option("--strict", is_flag=True, help="Also fail where the lock allows more than is needed.")
+@click.option(
+    "--report",
+    "reports",
+    multiple=True,
+    metavar="FORMAT=FILE",
+    help="Also write the result in another format. Repeatable.",
+)
+@report_options(*FORMATS)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -71,16 +84,25 @@ def command(
     dims: tuple[str, ...],
     session: str,
     provider: str,
+    base: str | None,
+    strict: bool,
+    reports: tuple[str, ...],
     report: Report,
 ) -> int:
     """Compare the peaks of models with a committed lock; exit 1 when one is above its limit.
 
     Without MODELs, all of the lock are compared. Models are analyzed as the lock recorded them;
-    nothing is run, and nothing is written without --update.
+    nothing is run, and the lock is not written without --update. With --base no lock is needed:
+    models that are not in one are held against what they needed at the merge-base.
     """
-    from memplan.api.check.checking import CheckRequest, files_read, run_check, run_update
+    from memplan.api.check.checking import files_read, run_check, run_update
+    from memplan.api.check.targets import CheckRequest
+    from memplan.proto.write import check_output
 
     cap = _cap(max_peak)
+    also = [_report_option(text) for text in reports]
+    if update:
+        _refuse_with_update(report.form, base, strict, also)
     request = CheckRequest(
         lock=lock,
         models=models,
@@ -90,15 +112,22 @@ def command(
         new_session=session,
         new_provider=provider,
         max_peak_bytes=cap,
+        base=base,
+        strict=strict,
     )
-    if not report.to_stdout:
+    files = [file for _, file in also]
+    if files or not report.to_stdout:
         read, written = ((), (lock,)) if update else ((lock,), ())
-        report.guard(*read, *files_read(request), others=written)
+        report.guard(*read, *files_read(request), others=(*written, *files))
+    for file in files:
+        check_output(file, report.force)
     result: CheckResult | UpdateResult
     with models_progress(report) as progress:
         result = run_update(request, progress) if update else run_check(request, progress)
-    if report.form == "json":
-        text = _json(result)
+    for form, file in also:
+        emit(_rendered(result, form), file, report.force)
+    if report.form != "text":
+        text = _rendered(result, report.form)
     else:
         lines = [_echoed(max_peak)] if max_peak is not None and not report.quiet else []
         lines += _lines(result, brief=report.quiet, details=report.details)
@@ -140,16 +169,44 @@ def _echoed(max_peak: str) -> str:
     return f"max peak {echo_size(size, size.resolve(0))}"
 
 
-def _json(result: CheckResult | UpdateResult) -> str:
-    from memplan.api.check.checking import CheckResult
-    from memplan.api.check.json_report import check_json, update_json
+def _report_option(text: str) -> tuple[str, Path]:
+    """``FORMAT=FILE``."""
+    form, given, name = text.partition("=")
+    if form not in FORMATS or not given or name in ("", "-"):
+        raise UsageError(
+            f"--report {text}: expected FORMAT=FILE",
+            f"formats are {', '.join(FORMATS)}; for example --report markdown=memplan.md",
+        )
+    return form, Path(name)
 
-    return check_json(result) if isinstance(result, CheckResult) else update_json(result)
+
+def _refuse_with_update(form: str, base: str | None, strict: bool, also: Sequence[object]) -> None:
+    """Options that belong to a comparison."""
+    given = {"--base": base is not None, "--strict": strict, "--report": bool(also)}
+    for option, there in given.items():
+        if there:
+            raise UsageError(f"--update does not go with {option}", "compare first, then update")
+    if form not in ("text", "json"):
+        raise UsageError(f"--update has no format '{form}'", "--format text or json")
+
+
+def _rendered(result: CheckResult | UpdateResult, form: str) -> str:
+    from memplan.api.check.checking import CheckResult
+    from memplan.api.check.json_report import update_json
+
+    if not isinstance(result, CheckResult):
+        return update_json(result)
+    if form == "text":
+        return "\n".join(_lines(result, brief=False, details=False)) + "\n"
+    from memplan.report.check.formats import FORMATS as RENDERERS
+
+    return RENDERERS[form](result)
 
 
 def _lines(result: CheckResult | UpdateResult, *, brief: bool, details: bool) -> list[str]:
     from memplan.api.check.checking import CheckResult
-    from memplan.api.check.text import check_lines, update_lines
+    from memplan.api.check.text import check_lines
+    from memplan.api.check.update_text import update_lines
 
     if isinstance(result, CheckResult):
         return check_lines(result, brief=brief, details=details)

@@ -22,7 +22,7 @@ _LOG = logging.getLogger("memplan.configuration")
 _KEY = "memplan_cli.configuration"
 ALLOWED = frozenset(
     {"dim", "loss", "session", "provider", "state", "runs", "draws", "seed", "threads", "plain"}
-    | {"top", "frontier", "format", "quiet", "verbose", "color", "max-peak"}
+    | {"top", "frontier", "format", "quiet", "verbose", "color", "max-peak", "strict"}
     | {"budget", "reserve", "strategy", "optimize", "passes", "wrt", "keep", "recompute"}
     | {"scan-recompute", "time-limit", "dry-run", "weights", "device"}
     | {"fit", "fit-dim", "fit-step", "effort", "gap", "jobs"}
@@ -37,7 +37,7 @@ REFUSED = frozenset(
     {"output", "update-output", "force", "update", "lock", "inputs", "costs", "profile", "resume"}
     | {"backend", "address", "optimizer-model", "checkpoint", "checkpoint-every"}
     | {"data", "weights-file", "log", "export-forward"}
-    | {"check"}
+    | {"check", "base", "report", "plan", "plan-out"}
 )
 """Those that it may not: they name files or other machines, make a command write or run something,
 or leave out a check."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from memplan.errors import InfeasibleError
+from memplan.errors import InfeasibleError, UsageError
 from memplan_cli.command import memplan_command
 from memplan_cli.progress import planning_progress
 from memplan_cli.shared_options import (
@@ -28,6 +31,9 @@ from memplan_cli.shared_options import (
     time_limit_option,
     weights_option,
 )
+
+if TYPE_CHECKING:
+    from memplan.api.rewrite.rewrite_result import Rewrite
 
 
 # What the function does not name goes into RewriteOptions: such an option is named for its field.
@@ -98,8 +104,18 @@ from memplan_cli.shared_options import (
 @click.option(
     "--wrt", multiple=True, metavar="GLOB", help="Keep only the gradients of these parameters."
 )
-@click.option("--keep", multiple=True, metavar="GLOB", help="Never recompute these tensors.")
-@click.option("--recompute", multiple=True, metavar="GLOB", help="Recompute these in any case.")
+@click.option(
+    "--keep",
+    multiple=True,
+    metavar="SELECTOR",
+    help="Never recompute these tensors: 'MODULE :: OPERATOR', both globs, or a glob of names.",
+)
+@click.option(
+    "--recompute",
+    multiple=True,
+    metavar="SELECTOR",
+    help="Recompute these in any case, as in 'blocks.*.mlp :: *'.",
+)
 @click.option(
     "--scan-recompute",
     default="",
@@ -133,14 +149,35 @@ from memplan_cli.shared_options import (
     help="Stop within P percentage points of the bound on the extra time.  [default: 0.1]",
 )
 @weights_option
+@click.option(
+    "--plan-out",
+    type=PATH,
+    help="Also write the plan as JSON: every tensor and what becomes of it, to commit and replay.",
+)
+@click.option(
+    "--plan",
+    type=PATH,
+    help="Apply this plan instead of looking for one: the same file on an unchanged graph.",
+)
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="With --plan: refuse a graph that is not the one that the plan was made for.",
+)
 @click.option("--dry-run", is_flag=True, help="Plan and verify, but write nothing.")
 @report_options(output=None, format_help="Form of the report on stdout.")
+@click.pass_context
 def command(
+    ctx: click.Context,
+    /,
     model: Path,
     budget: str | None,
     reserve: str | None,
     output: Path | None,
     dims: tuple[str, ...],
+    plan: Path | None,
+    plan_out: Path | None,
+    strict: bool,
     dry_run: bool,
     report: Report,
     **options: Any,
@@ -150,34 +187,30 @@ def command(
     Decides what to keep and what to recompute, verifies the result by simulation and writes a new
     file. MODEL is not touched.
     """
-    from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
-    from memplan.units import parse_budget, parse_size
-
-    budget = _budget(budget, options["strategy"])
-    if reserve:
-        options["reserve"] = parse_size(reserve)
-    if options["host_link"] is not None:
-        options["host_link"] = parse_size(options["host_link"])
-    asked = RewriteOptions(budget=parse_budget(budget), **options)
+    weights = options["weights"]
     to_stdout = one_on_stdout(None if dry_run else output, report.form, "the model and the JSON")
-    refuse_copy(to_stdout, options["weights"])
-    seconds = None if asked.effort else asked.time_limit
-    with planning_progress(report, model, budget, seconds) as progress:
-        try:
-            result = rewrite(
-                model,
-                asked,
-                None if to_stdout or dry_run else output,
-                dims=bound(dims),
-                force=report.force,
-                dry_run=dry_run or to_stdout,
-                progress=progress,
-            )
-        except InfeasibleError as error:
-            error.hint = _percent_hint(budget) or error.hint
-            raise
+    refuse_copy(to_stdout, weights)
+    target = _Target(
+        output=None if to_stdout or dry_run else output,
+        dims=bound(dims),
+        force=report.force,
+        dry_run=dry_run or to_stdout,
+    )
+    decided = {*options, "reserve"} - {"weights"}
+    _check_plan_files(ctx, decided, (model, plan), (output, plan_out), report.force)
+    if plan is not None:
+        from memplan.api.rewrite.rewriting import replay
+
+        # A budget in a configuration file is for planning.
+        typed = ctx.get_parameter_source("budget") is ParameterSource.COMMANDLINE
+        held = budget if typed else None
+        result = replay(model, plan, budget=held, weights=weights, strict=strict, **asdict(target))
+    else:
+        result = _planned(model, budget, reserve, options, target, report)
+    if plan_out is not None:
+        result.record.save(plan_out, force=report.force)
     if to_stdout:
-        emit_model(result.model, model, options["weights"])
+        emit_model(result.model, model, weights)
     elif report.form == "json":
         report.emit_json(result.as_json())
     elif report.quiet:
@@ -188,6 +221,80 @@ def command(
 
         report.emit_text(render(result, details=report.details))
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What is written, and for which sizes; ``output`` None: nothing, or where it is by default."""
+
+    output: Path | None
+    dims: Mapping[str, int]
+    force: bool
+    dry_run: bool
+
+
+def _planned(
+    model: Path,
+    budget: str | None,
+    reserve: str | None,
+    options: dict[str, Any],
+    target: _Target,
+    report: Report,
+) -> Rewrite:
+    """The result of a search."""
+    from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
+    from memplan.units import parse_budget, parse_size
+
+    budget = _budget(budget, options["strategy"])
+    if reserve:
+        options["reserve"] = parse_size(reserve)
+    if options["host_link"] is not None:
+        options["host_link"] = parse_size(options["host_link"])
+    asked = RewriteOptions(budget=parse_budget(budget), **options)
+    seconds = None if asked.effort else asked.time_limit
+    with planning_progress(report, model, budget, seconds) as progress:
+        try:
+            return rewrite(model, asked, progress=progress, **asdict(target))
+        except InfeasibleError as error:
+            error.hint = _percent_hint(budget) or error.hint
+            raise
+
+
+def _check_plan_files(
+    ctx: click.Context,
+    decided: Collection[str],
+    read: tuple[Path, Path | None],
+    written: tuple[Path | None, Path | None],
+    force: bool,
+) -> None:
+    """Refuse options that a plan decides, and files that would be written over.
+
+    Args:
+        ctx: the command.
+        decided: names of the options that a plan decides.
+        read: the model and the plan.
+        written: the model and the plan.
+        force: overwrite files.
+
+    Raises:
+        UsageError: one is given.
+    """
+    from memplan.proto.write import check_output, keep_apart
+
+    plan, plan_out = read[1], written[1]
+    if ctx.params["strict"] and plan is None:
+        raise UsageError("--strict is about the graph of a --plan", "give both, or neither")
+    if plan is not None:
+        for param in ctx.command.params:
+            given = ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+            if given and param.name in decided:
+                raise UsageError(
+                    f"{param.opts[0]} is decided by the plan",
+                    f"leave it out, or plan anew without --plan {plan}",
+                )
+    if plan_out is not None:
+        keep_apart(written[::-1], *read)
+        check_output(plan_out, force)
 
 
 def _budget(budget: str | None, strategy: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+from memplan.planning.plan_file import ChunkDecision
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
 
@@ -13,11 +14,12 @@ from memplan.simulate.timeline import Timeline
 class Applied:
     """What a pass makes of a model: the same object where it found nothing to do.
 
-    ``note`` says what was done, in a few words.
+    ``note`` says what was done, in a few words; ``chunks`` what went into chunks.
     """
 
     model: OpenModel
     note: str = ""
+    chunks: tuple[ChunkDecision, ...] = ()
 
 
 class Pass(Protocol):

@@ -15,6 +15,7 @@ from memplan.passes.narrow import Narrow
 from memplan.passes.order import EarlyUpdate, Order
 from memplan.passes.prune import Prune
 from memplan.passes.release import Release
+from memplan.planning.plan_file import ChunkDecision
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import Timeline, simulate
@@ -40,6 +41,8 @@ ALL, NONE = "all", "none"
 class PassStep:
     """A pass that ran: the model behind it, simulated, and what it did, if it ``changed`` anything.
 
+    ``chunks``: what it put into chunks.
+
     ``removed_outputs`` and ``removed_inputs`` are names of the graph's interface, in its order.
     """
 
@@ -50,6 +53,7 @@ class PassStep:
     removed_outputs: tuple[str, ...] = ()
     removed_inputs: tuple[str, ...] = ()
     note: str = ""
+    chunks: tuple[ChunkDecision, ...] = ()
 
 
 def without_order(steps: tuple[PassStep, ...]) -> tuple[PassStep, ...]:
@@ -181,7 +185,9 @@ def _run(each: Pass, model: OpenModel, timeline: Timeline) -> PassStep:
         note = "left out: a peak would rise"
         return PassStep(each.name, model, timeline, changed=False, note=note)
     inputs = _missing(before, before.inputs, after, after.inputs)
-    return PassStep(each.name, found.model, simulated, True, outputs, inputs, found.note)
+    return PassStep(
+        each.name, found.model, simulated, True, outputs, inputs, found.note, found.chunks
+    )
 
 
 def _missing(

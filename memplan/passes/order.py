@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from memplan.errors import PlanError
 from memplan.ir.graph import Graph, Phase
 from memplan.ir.phases import Phases
 from memplan.passes.graph_pass import Applied, peak_fell
@@ -22,6 +23,7 @@ from memplan.passes.surgery import ModelEdit
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.state_memory import names_of, ordered_for_state
 from memplan.simulate.timeline import Timeline, simulate
+from memplan.units import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,38 @@ class Order:
         early = early_order(model.graph, updates_of(model.phases))
         sequence = lowest_order(prepared.encoded.problem(floor), options, [early])
         return Applied(in_order(model, [int(node) for node in sequence]))
+
+
+@dataclass(frozen=True, slots=True)
+class OrderAgain:
+    """``names``: the nodes in the order that :class:`Order` once found; graphs that have other
+    nodes stay as they are."""
+
+    name: ClassVar[str] = Order.name
+    summary: ClassVar[str] = "the node order of a plan"
+    names: Sequence[str]
+
+    def apply(self, model: OpenModel, timeline: Timeline) -> Applied:
+        """The model in that order.
+
+        Raises:
+            PlanError: a node would run before what it reads is made.
+        """
+        nodes = model.graph.nodes
+        ids = {node.name: node.id for node in nodes}
+        if len(self.names) != len(nodes) or ids.keys() != {*self.names}:
+            return Applied(model, note="not as planned: the graph has other nodes")
+        made: set[int] = set()
+        for place, name in enumerate(self.names):
+            node = nodes[ids[name]]
+            if any(model.graph.tensors[t].producer >= 0 and t not in made for t in node.reads):
+                raise PlanError(
+                    f"the plan's order[{place}]: node '{printable(name)}' runs before what it "
+                    "reads is made",
+                    "take the file back from version control, or plan anew with --plan-out",
+                )
+            made.update(node.writes)
+        return Applied(in_order(model, [ids[name] for name in self.names]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,13 +53,21 @@ class Encoded:
         force -= {form.tensor for form in self.forms if maker[form.tensor] == form.decode}
         order = np.asarray(self.order, dtype=np.int64)
         protected = np.zeros(len(self.arrays.cost), np.bool_)
-        start = order
-        for tensor in sorted(force, key=lambda t: int(self.arrays.rank[self.arrays.maker[t]])):
-            node = int(self.arrays.maker[tensor])
-            position = _widest_gap(self.arrays, start, tensor)
-            if node != NONE and position is not None:
+        start, late = order, np.ones(len(order), np.bool_)
+        if self.forward is not None:
+            late = ~self.forward[order]
+        wanted: dict[int, list[int]] = {}
+        for tensor in sorted(force):
+            wanted.setdefault(int(maker[tensor]), []).append(tensor)
+        wanted.pop(NONE, None)
+        # What is made last comes first: what it is made of is then read late, and made again for
+        # it, instead of being held until then.
+        for node in sorted(wanted, key=lambda node: -int(self.arrays.rank[node])):
+            position = _widest_gap(self.arrays, start, late, wanted[node])
+            if position is not None:
                 nodes = _with_sources(self.arrays, start, node)
                 start = np.insert(start, [position] * len(nodes), nodes)
+                late = np.insert(late, [position] * len(nodes), True)
                 protected[nodes] = True
         return Problem(
             self.arrays,
@@ -93,16 +101,23 @@ def _slots(values: Ints, starts: Ints, node: int) -> list[int]:
     return [int(t) for t in values[starts[node] : starts[node + 1]]]
 
 
-def _widest_gap(arrays: Arrays, sequence: Ints, tensor: int) -> int | None:
-    """The read of ``tensor`` before which it lies idle longest, by position in ``sequence``."""
-    uses = []
-    for position, node in enumerate(sequence):
-        span = slice(arrays.read_start[node], arrays.read_start[node + 1])
-        made = slice(arrays.write_start[node], arrays.write_start[node + 1])
-        if tensor in arrays.reads[span] or tensor in arrays.writes[made]:
-            uses.append(position)
-    gaps = [(after - before, after) for before, after in pairwise(uses)]
-    return max(gaps)[1] if gaps else None
+def _widest_gap(arrays: Arrays, sequence: Ints, late: Flags, tensors: Sequence[int]) -> int | None:
+    """The read of one of the ``tensors`` before which they lie idle longest, by position in
+    ``sequence``: one of the ``late`` ones, if any."""
+    readers = _nodes_with(arrays.reads, arrays.read_start, tensors)
+    makers = _nodes_with(arrays.writes, arrays.write_start, tensors)
+    uses = np.flatnonzero(np.isin(sequence, np.concatenate([readers, makers])))
+    reads = np.isin(sequence[uses[1:]], readers)
+    if not reads.any():
+        return None
+    wanted = reads & late[uses[1:]]
+    gaps = np.where(wanted if wanted.any() else reads, np.diff(uses), 0)
+    return int(uses[1:][np.argmax(gaps)])
+
+
+def _nodes_with(values: Ints, starts: Ints, tensors: Sequence[int]) -> Ints:
+    """The nodes in whose slots one of the tensors is."""
+    return np.searchsorted(starts, np.flatnonzero(np.isin(values, tensors)), side="right") - 1
 
 
 def encode(

@@ -6,8 +6,10 @@ most of it still holds: the search goes on from it instead of from nothing.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -19,49 +21,88 @@ from memplan.solver.strategies.builtin import Search
 from memplan.solver.strategy import Outcome, Progress, Strategy
 
 
-def carried_over(at_hand: Sequence[str], graph: Graph, problem: Problem) -> Ints:
-    """The nodes ``at_hand`` as a sequence of ``problem``: those that it lacks are left out, and
-    those that it has besides run right before they are needed.
+def carried_over(at_hand: Sequence[int], graph: Graph, problem: Problem) -> Ints:
+    """The nodes ``at_hand`` as a sequence of ``problem``. Those that it has besides run behind the
+    node that they follow in its order, as soon as what they read is made, or where something needs
+    them before that.
 
     Args:
-        at_hand: names of nodes in execution order.
+        at_hand: nodes in execution order.
         graph: of the problem, nodes of forms included.
         problem: what the sequence is for.
     """
-    ids = {node.name: node.id for node in graph.nodes}
-    maker = problem.arrays.maker
-    place = {int(node): number for number, node in enumerate(problem.order)}
-    made: set[int] = set()
-    ran: set[int] = set()
-    result: list[int] = []
-
-    def run(node: int) -> None:
-        result.append(node)
-        ran.add(node)
-        made.update(graph.nodes[node].writes)
-
-    def run_needed(node: int) -> None:
-        """What ``node`` reads and nothing has made yet, in the problem's order."""
-        missing: set[int] = set()
-        waiting = [node]
-        while waiting:
-            for tensor in graph.nodes[waiting.pop()].reads:
-                source = int(maker[tensor])
-                if source != NONE and tensor not in made and source not in missing:
-                    missing.add(source)
-                    waiting.append(source)
-        for source in sorted(missing, key=lambda each: place.get(each, len(place))):
-            run(source)
-
-    for name in at_hand:
-        if name in ids:
-            run_needed(ids[name])
-            run(ids[name])
+    carrying = _Carrying(graph, problem, frozenset(at_hand))
+    for node in at_hand:
+        if carrying.early[node]:
+            carrying.early[node] -= 1
+            continue
+        carrying.run_with_sources(node)
     for node in map(int, problem.order):
-        if node not in ran:
-            run_needed(node)
-            run(node)
-    return np.asarray(result, dtype=np.int64)
+        if node not in carrying.ran:
+            carrying.run_with_sources(node)
+    return np.asarray(carrying.result, dtype=np.int64)
+
+
+class _Carrying:
+    """A sequence on the way. ``early``: how often nodes of the plan ran ahead of their turn,
+    because a new one needed them."""
+
+    def __init__(self, graph: Graph, problem: Problem, known: frozenset[int]) -> None:
+        self.nodes = graph.nodes
+        self.maker = problem.arrays.maker
+        order = [int(node) for node in problem.order]
+        self.place = {node: number for number, node in enumerate(order)}
+        self.result: list[int] = []
+        self.ran: set[int] = set()
+        self.made: set[int] = set()
+        self.early: Counter[int] = Counter()
+        # A new node waits for the one that it follows and for what it reads.
+        self.waits_for: dict[int, int] = {}
+        self.behind: defaultdict[int, list[int]] = defaultdict(list)
+        self.readers: defaultdict[int, list[int]] = defaultdict(list)
+        for before, node in pairwise((NONE, *order)):
+            if node in known:
+                continue
+            reads = {t for t in self.nodes[node].reads if self.maker[t] != NONE}
+            self.waits_for[node] = len(reads) + (before != NONE)
+            self.behind[before].append(node)
+            for tensor in reads:
+                self.readers[tensor].append(node)
+
+    def run_with_sources(self, node: int) -> None:
+        """``node`` behind what it reads and nothing has made yet, in the problem's order."""
+        missing: set[int] = set()
+        looking = [node]
+        while looking:
+            for tensor in self.nodes[looking.pop()].reads:
+                source = int(self.maker[tensor])
+                if source != NONE and tensor not in self.made and source not in missing:
+                    missing.add(source)
+                    looking.append(source)
+        for source in sorted(missing, key=lambda each: self.place.get(each, len(self.place))):
+            if source not in self.ran:
+                self._run(source)
+                self.early[source] += 1
+        self._run(node)
+
+    def _run(self, node: int) -> None:
+        """``node``, and the new ones that need not wait any longer."""
+        ready = deque([node])
+        while ready:
+            current = ready.popleft()
+            first = current not in self.ran
+            if not first and current != node:
+                continue
+            self.result.append(current)
+            self.ran.add(current)
+            fresh = [t for t in self.nodes[current].writes if t not in self.made]
+            self.made.update(fresh)
+            freed = [reader for tensor in fresh for reader in self.readers[tensor]]
+            freed += self.behind[current] if first else []
+            for each in freed:
+                self.waits_for[each] -= 1
+                if not self.waits_for[each] and each not in self.ran:
+                    ready.append(each)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from memplan.errors import InfeasibleError
 from memplan.ir.graph import Graph
-from memplan.ir.matching import matching_tensors
 from memplan.ir.phases import differentiated
 from memplan.planning.costs import NodeCosts
 from memplan.planning.encode_problem import Encoded, encode, without_outputs
@@ -22,6 +21,7 @@ from memplan.planning.forms.extend_graph import NO_KINDS, extend
 from memplan.planning.forms.on_host import ON_HOST, Offloaded, offloadable
 from memplan.planning.mend import Mend, carried_over
 from memplan.planning.plan import Plan
+from memplan.planning.selections import NO_SELECTORS, Selectors, keep_and_force, selections
 from memplan.shapes.fold import small_constants
 from memplan.simulate.floor import Floor, structural_floor
 from memplan.simulate.opened import OpenModel
@@ -73,14 +73,15 @@ def plan_request(
     session: SessionKind,
     costs: NodeCosts,
     budget_bytes: int = 0,
-    keep: tuple[str, ...] = (),
-    recompute: tuple[str, ...] = (),
+    selectors: Selectors = NO_SELECTORS,
 ) -> PlanRequest:
-    """What the planner is asked for an open model; ``keep`` and ``recompute`` are globs.
+    """What the planner is asked for an open model.
 
     Raises:
-        UsageError: a glob matches nothing.
+        UsageError: a selector matches nothing.
     """
+    chosen = selections(selectors, model, session.provider)
+    keep, force = keep_and_force(chosen, model, session.provider)
     return PlanRequest(
         graph=model.graph,
         session=session,
@@ -88,8 +89,8 @@ def plan_request(
         estimate=costs.estimate,
         values=small_constants(model.prepared.bound.graph),
         costs=costs.seconds,
-        keep=matching_tensors(model.graph, keep, "--keep"),
-        force=matching_tensors(model.graph, recompute, "--recompute"),
+        keep=keep,
+        force=force,
         forward=model.phases.forward,
         differentiated=differentiated(model.graph, model.phases),
     )
@@ -190,7 +191,9 @@ def make_plan(
         chooser = Lowest(strategy)
     elif request.at_hand and isinstance(strategy, Search):
         graph = prepared.extended.graph
-        chooser = Mend(strategy, carried_over(request.at_hand, graph, problem))
+        ids = {node.name: node.id for node in graph.nodes}
+        at_hand = [ids[name] for name in request.at_hand if name in ids]
+        chooser = Mend(strategy, carried_over(at_hand, graph, problem))
     warm_up()
     start = time.perf_counter()
     outside = resident + prepared.reserved_bytes
@@ -222,16 +225,21 @@ def without_unread(problem: Problem, decision: Decision) -> Decision:
     """
     from memplan.solver.evaluate import decide
 
-    sequence = decision.sequence
-    while len(unread := _unread(problem, sequence)):
-        sequence = np.delete(sequence, unread)
+    sequence = all_read(problem, decision.sequence)
     if len(sequence) == len(decision.sequence):
         return decision
     pruned = decide(problem, sequence)
     return pruned if pruned.feasible else decision
 
 
-def _unread(problem: Problem, sequence: Ints) -> list[int]:
+def all_read(problem: Problem, sequence: Ints) -> Ints:
+    """The sequence without recomputations and copies that nobody reads."""
+    while len(unread := unread_again(problem, sequence)):
+        sequence = np.delete(sequence, unread)
+    return sequence
+
+
+def unread_again(problem: Problem, sequence: Ints) -> list[int]:
     """Positions of recomputations none of whose outputs is read before it is made anew."""
     arrays = problem.arrays
     originals = {int(node) for node in problem.order}
@@ -263,18 +271,40 @@ def as_plan(
 
     decision = outcome.decision
     resident = prepared.resident_bytes + prepared.reserved_bytes
-    runs = Counter(decision.sequence.tolist())
     after = evaluate(problem.arrays, decision.sequence)
     base = problem.base_cost
-    return Plan(
-        extended=prepared.extended,
-        sequence=tuple(int(node) for node in decision.sequence),
+    figures = Figures(
         budget_bytes=resident + max(problem.budget, decision.peak),
         predicted_peak_bytes=resident + int(after.dynamic.max(initial=0)),
         predicted_peak_with_workspace_bytes=resident + int(after.total.max(initial=0)),
         extra_cost_fraction=decision.extra_cost / base if base else 0.0,
         bound_fraction=outcome.bound_seconds / base if base else 0.0,
         bound_kind=outcome.bound_kind,
+    )
+    return plan_with(prepared, decision.sequence.tolist(), figures, strategy, seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a :class:`Plan` says of its sequence, in the same words."""
+
+    budget_bytes: int
+    predicted_peak_bytes: int
+    predicted_peak_with_workspace_bytes: int
+    extra_cost_fraction: float
+    bound_fraction: float
+    bound_kind: str
+
+
+def plan_with(
+    prepared: Prepared, sequence: Sequence[int], figures: Figures, strategy: str, seconds: float
+) -> Plan:
+    """The plan of a sequence whose figures are known."""
+    runs = Counter(sequence)
+    return Plan(
+        extended=prepared.extended,
+        sequence=tuple(sequence),
+        **{name: getattr(figures, name) for name in Figures.__slots__},
         strategy=strategy,
         recomputed=_recomputed(prepared.extended, runs),
         refusals=prepared.encoded.refusals,

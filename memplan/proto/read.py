@@ -99,6 +99,7 @@ def parse(data: bytes, path: Path) -> onnx.ModelProto:
 
 # How other files that people hand over begin, what they are, and what to do.
 _FOREIGN = (
+    (b"version https://git-lfs", "a Git LFS pointer to one", "fetch it: git lfs pull"),
     (b"PK\x03\x04", "a PyTorch file or a zip archive", "export the model with torch.onnx.export"),
     (b"\x80\x02", "a Python pickle (an old PyTorch file)", "export it with torch.onnx.export"),
     (b"\xfd7zXZ\x00", "packed with xz", "unpack it: unxz"),

@@ -145,7 +145,8 @@ def test_regression_is_explained_and_its_commands_work(
     assert "why: up to 3 more tensors stay live into backward" in done.stdout
     assert any(line.split()[:6] == ["+", "extra*", "up", "to", "3", "x"] for line in lines)
     assert lines[-1] == "1 of 2 models regressed"
-    assert lines[0].startswith(f"ok  {GPT}")
+    assert lines[0] == fail
+    assert lines[-2].startswith(f"ok  {GPT}")
 
     entry = entry_of(memplan, MLP)
     assert entry["status"] == "regressed"

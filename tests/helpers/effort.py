@@ -1,14 +1,14 @@
 """How much a random test tries.
 
 By default a fifth of what finds most in the long run, which keeps the whole suite short; with
-``MEMPLANTHOROUGH=1`` all of it.
+``MEMPLAN_THOROUGH=1`` all of it.
 """
 
 from __future__ import annotations
 
 import os
 
-THOROUGH = os.environ.get("MEMPLANTHOROUGH") == "1"
+THOROUGH = os.environ.get("MEMPLAN_THOROUGH") == "1"
 _FEWEST = 10
 
 

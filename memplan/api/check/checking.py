@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+from memplan.api.check.base import BaseCommit, BaseModels, BaseProblem, opened_base
 from memplan.api.check.compare_locks import CheckEntry, Status, compare, diff
 from memplan.api.check.current import Current, UnboundDimsError, measure
-from memplan.api.check.hints import accept_command, key_of, seen_from_here
+from memplan.api.check.hints import accept_command
 from memplan.api.check.lock import Binding, Lock, LockEntry, read_lock
 from memplan.api.check.lock_writer import lock_text, write_lock
+from memplan.api.check.targets import (
+    CheckRequest,
+    Target,
+    lock_to_read,
+    rebound,
+    refuse_other_binding,
+    targets,
+)
 from memplan.errors import LockError, MemplanError, ModelError, UsageError
 from memplan.processes.locks import updating
 from memplan.proto.write import check_output, followed
 from memplan.units import printable
 
 Progress = Callable[[int, int, str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class CheckRequest:
-    """What the user asked for.
-
-    ``models`` are files; empty: all of the lock. ``session`` and ``provider`` are None where the
-    lock's are to be used; models that are not in the lock then get ``new_session`` and
-    ``new_provider``. ``max_peak_bytes`` is the cap for all models.
-    """
-
-    lock: Path
-    models: tuple[Path, ...] = ()
-    dims: Mapping[str, int] = field(default_factory=dict)
-    session: str | None = None
-    provider: str | None = None
-    new_session: str = "tuned"
-    new_provider: str = "cpu"
-    max_peak_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +41,21 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What ``check`` found: one entry per model, sorted by path."""
+    """What ``check`` found: one entry per model, sorted by path. ``base`` is the commit that was
+    compared with, ``has_lock`` whether there is a lock."""
 
     lock: Path
     entries: tuple[CheckEntry, ...]
     failures: tuple[Unreadable, ...]
+    base: BaseCommit | None = None
+    has_lock: bool = True
+
+    @property
+    def against(self) -> str:
+        """What the base is, to stand behind a figure."""
+        if self.base is None:
+            return ""
+        return f"at the merge-base with {printable(self.base.ref)}, {self.base.short}"
 
     @property
     def failed(self) -> bool:
@@ -91,28 +92,32 @@ class UpdateResult:
         return any(entry.over_max_peak for entry in self.entries)
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    path: str
-    file: Path
-    locked: LockEntry | None
-    line: int
-
-
 def run_check(request: CheckRequest, progress: Progress | None = None) -> CheckResult:
-    """Compare the models of ``request`` with its lock. Nothing is run and nothing is written.
+    """Compare the models of ``request`` with its lock, its base or both. Nothing is run and nothing
+    is written.
 
     Raises:
         LockError: the lock is missing, broken or empty.
-        UsageError: an option disagrees with what the lock recorded.
+        UsageError: an option disagrees with what the lock recorded; the base is no commit.
+        RuntimeUnavailableError: git, or the history that tells the base, is not there.
     """
-    lock = read_lock(request.lock)
-    targets = _targets(request, lock)
-    for target in targets:
-        _refuse_other_binding(request, target)
-    run = _Run(request, progress)
-    entries = run.over(targets)
-    return CheckResult(request.lock, tuple(entries), tuple(run.failures))
+    with ExitStack() as stack:
+        base = None
+        if request.base is not None:
+            opened = opened_base(request.base, request.lock, request.models)
+            base = stack.enter_context(opened)
+        lock = lock_to_read(request, base)
+        chosen = targets(request, lock, base)
+        for target in chosen:
+            refuse_other_binding(request, target)
+        if base is not None:
+            base.look_at(target.file for target in chosen)
+        run = _Run(request, progress, base=base)
+        entries = [replace(entry, strict=request.strict) for entry in run.over(chosen)]
+        commit = base.commit if base is not None else None
+    return CheckResult(
+        request.lock, tuple(entries), tuple(run.failures), commit, bool(lock.text or base is None)
+    )
 
 
 def run_update(request: CheckRequest, progress: Progress | None = None) -> UpdateResult:
@@ -125,14 +130,14 @@ def run_update(request: CheckRequest, progress: Progress | None = None) -> Updat
     """
     lock = _lock_to_update(request)
     check_output(request.lock, force=True)
-    targets = _targets(request, lock)
-    if not request.models and not any(os.path.exists(target.file) for target in targets):
+    chosen = targets(request, lock)
+    if not request.models and not any(os.path.exists(target.file) for target in chosen):
         raise ModelError(
             f"none of the models in {request.lock} exists",
             "make them first; a model named on the command line is removed from the lock",
         )
     run = _Run(request, progress, rebind=True)
-    entries = run.over(targets)
+    entries = run.over(chosen)
     changes = tuple(_change(entry) for entry in entries)
     accepted = not run.failures and not any(entry.over_max_peak for entry in entries)
     if accepted:
@@ -156,82 +161,42 @@ def _lock_to_update(request: CheckRequest) -> Lock:
     return read_lock(request.lock)
 
 
-def _targets(request: CheckRequest, lock: Lock) -> list[_Target]:
-    """The models to look at, by path."""
-    files = {key_of(file, lock.path): seen_from_here(file) for file in request.models}
-    if not request.models:
-        if not lock.entries:
-            raise LockError(
-                f"lock {lock.path} holds no models",
-                "record some: memplan check --update MODEL...",
-            )
-        files = {path: seen_from_here(lock.path.parent / path) for path in lock.entries}
-    return [
-        _Target(path, files[path], lock.entries.get(path), lock.lines.get(path, 0))
-        for path in sorted(files)
-    ]
-
-
-def _refuse_other_binding(request: CheckRequest, target: _Target) -> None:
-    """A locked peak says nothing about another session, provider or batch size."""
-    locked = target.locked
-    if locked is None:
-        return
-    wanted = _rebound(locked, request)
-    if wanted == locked.binding:
-        return
-    raise UsageError(
-        f"{printable(target.path)} is locked with {describe(locked.binding)}, "
-        f"not with {describe(wanted)}",
-        "leave the option out, or record the model with it: "
-        + accept_command(request.lock, target.file, wanted, locked=locked.binding),
-    )
-
-
-def describe(binding: Binding) -> str:
-    """A binding in words."""
-    dims = "".join(f"{name}={size}, " for name, size in sorted(binding.dims.items()))
-    return f"{printable(dims)}{binding.session} session, {binding.provider}"
-
-
-def _rebound(locked: LockEntry, request: CheckRequest) -> Binding:
-    """The entry's binding with what the command line names."""
-    return Binding(
-        # A size for a dimension that this model does not have is meant for another model.
-        {name: request.dims.get(name, size) for name, size in locked.dims.items()},
-        request.session or locked.session,
-        request.provider or locked.provider,
-    )
-
-
 class _Run:
     """One pass over the models; what cannot be read is kept for the end."""
 
     def __init__(
-        self, request: CheckRequest, progress: Progress | None, *, rebind: bool = False
+        self,
+        request: CheckRequest,
+        progress: Progress | None,
+        *,
+        rebind: bool = False,
+        base: BaseModels | None = None,
     ) -> None:
         self.request = request
+        self.base = base
         self.progress = progress
         self.rebind = rebind
         self.failures: list[Unreadable] = []
         self.known_dims: set[str] = set()
 
-    def over(self, targets: Iterable[_Target]) -> list[CheckEntry]:
+    def over(self, chosen: Sequence[Target]) -> list[CheckEntry]:
         """The entries of all models that could be read.
 
         Raises:
             UsageError: no model has a dimension that was bound.
         """
-        targets, entries = list(targets), []
-        for index, target in enumerate(targets):
+        entries = []
+        for index, target in enumerate(chosen):
             if self.progress is not None:
-                self.progress(index, len(targets), printable(target.path))
+                self.progress(index, len(chosen), printable(target.path))
             try:
                 entries.append(self._entry(target))
             except UnboundDimsError as error:
                 # An entry of the lock keeps its binding, so that only the new size is to be given.
-                given = self._new_binding() if target.locked is None else None
+                given = self._new_binding(target) if target.locked is None else None
                 command = accept_command(self.request.lock, target.file, given, error.names)
+                if self.base is not None and target.locked is None:
+                    command = f"--dim {printable(error.names[0])}=..."
                 error.hint = f"give it one: {command}"
                 self.failures.append(Unreadable(target.path, error))
             except (ModelError, UsageError) as error:
@@ -248,20 +213,51 @@ class _Run:
             )
         return entries
 
-    def _entry(self, target: _Target) -> CheckEntry:
+    def _entry(self, target: Target) -> CheckEntry:
         locked, cap = target.locked, self.request.max_peak_bytes
         if locked is None:
-            return self._orphan(target)
+            return self._orphan(target) if self.base is None else self._with_base(target, self.base)
         self.known_dims |= set(locked.dims)
         if not os.path.exists(target.file):
             return CheckEntry(
                 target.path, target.file, Status.MISSING, locked, None, target.line, cap
             )
         now = self._measure(target, self._binding(locked), locked.tolerance)
-        return compare(locked, now, target.file, target.line, cap)
+        base, problem = None, ""
+        if self.base is not None:
+            try:
+                base = self._at_base(self.base, target, locked.binding, now)
+            except BaseProblem as error:  # the lock decides, and the report says what is missing
+                problem = error.problem
+        entry = compare(locked, now, target.file, target.line, cap, base)
+        return replace(entry, base_problem=problem)
 
-    def _orphan(self, target: _Target) -> CheckEntry:
-        now, unbound, asked = None, tuple[str, ...](), self._new_binding()
+    def _with_base(self, target: Target, models: BaseModels) -> CheckEntry:
+        """The result for a model that is not in the lock: the base decides."""
+        asked, now = self._new_binding(target), None
+        if os.path.exists(target.file) or not models.has(target.file):
+            now = self._measure(target, asked)
+        try:
+            base = self._at_base(models, target, asked, now)
+        except BaseProblem as error:
+            if now is None:  # what it needed once decides nothing
+                return CheckEntry(target.path, target.file, Status.REMOVED)
+            place = f"{printable(target.path)} at the base, {models.commit.short}"
+            raise ModelError(f"{place}: {error.problem}", error.hint) from None
+        if now is None:
+            return CheckEntry(target.path, target.file, Status.REMOVED, base=base)
+        entry = compare(None, now, target.file, 0, self.request.max_peak_bytes, base)
+        return replace(entry, status=Status.NEW) if entry.status is Status.ORPHAN else entry
+
+    def _at_base(
+        self, models: BaseModels, target: Target, binding: Binding, now: Current | None
+    ) -> Current | None:
+        there = models.lock.entries.get(target.path) if models.lock is not None else None
+        wanted = there.binding if there is not None and target.locked is not None else binding
+        return models.current(target.file, target.path, wanted, now)
+
+    def _orphan(self, target: Target) -> CheckEntry:
+        now, unbound, asked = None, tuple[str, ...](), self._new_binding(target)
         try:
             now = self._measure(target, asked)
         except UnboundDimsError as error:
@@ -278,9 +274,14 @@ class _Run:
             max_peak_bytes=self.request.max_peak_bytes,
         )
 
-    def _new_binding(self) -> Binding:
-        """What a model is looked at with that is not in the lock."""
+    def _new_binding(self, target: Target) -> Binding:
+        """What a model is looked at with that is not in the lock: as the base's lock has it, else
+        as was asked for."""
         request = self.request
+        if self.base is not None and self.base.lock is not None:
+            there = self.base.lock.entries.get(target.path)
+            if there is not None:
+                return rebound(there.binding, request)
         return Binding(
             request.dims,
             request.session or request.new_session,
@@ -290,12 +291,12 @@ class _Run:
     def _binding(self, locked: LockEntry) -> Binding:
         if not self.rebind:
             return locked.binding
-        wanted = _rebound(locked, self.request)
+        wanted = rebound(locked.binding, self.request)
         # The model may have got a dimension since; `measure` drops those that it does not have.
         return replace(wanted, dims={**wanted.dims, **self.request.dims})
 
     def _measure(
-        self, target: _Target, binding: Binding, tolerance: str | int | None = None
+        self, target: Target, binding: Binding, tolerance: str | int | None = None
     ) -> Current:
         try:
             now, symbolic = measure(target.file, target.path, binding, tolerance)
@@ -306,13 +307,13 @@ class _Run:
         return now
 
 
-def _naming(target: _Target, message: str) -> str:
+def _naming(target: Target, message: str) -> str:
     """``message`` with the model in it: several are looked at."""
     file = printable(str(target.file))
     return message if file in message else f"{file}: {message}"
 
 
-def _bug(target: _Target, cause: Exception) -> MemplanError:
+def _bug(target: Target, cause: Exception) -> MemplanError:
     message = printable(f"{target.file}: {type(cause).__name__}: {cause}")
     error = MemplanError(message, "this is a bug in memplan; -vv shows where")
     error.__cause__ = cause

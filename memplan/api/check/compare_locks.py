@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -23,6 +23,8 @@ class Status(StrEnum):
     MISSING = "missing"
     ORPHAN = "orphan"
     ACCOUNTING = "accounting-changed"
+    NEW = "new"
+    REMOVED = "removed"
 
 
 FAILING = frozenset({Status.REGRESSED, Status.MISSING, Status.ORPHAN})
@@ -72,7 +74,9 @@ class CheckEntry:
     ``path`` is its path in the lock, ``file`` the same file as seen from the current folder,
     ``line`` the lock's line of its table (0: none). ``locked`` is None for an orphan, ``now`` for
     a missing model and for an orphan whose dimensions (``unbound``) nobody gave. ``asked`` is how
-    an orphan was to be looked at.
+    an orphan was to be looked at. ``base`` is the model of the commit to compare with, None where
+    it has none or ``base_problem`` says why it is not known. ``strict``: a lock that allows more
+    than is needed fails.
     """
 
     path: str
@@ -84,6 +88,9 @@ class CheckEntry:
     max_peak_bytes: int | None = None
     unbound: tuple[str, ...] = ()
     asked: Binding | None = None
+    base: Current | None = None
+    base_problem: str = ""
+    strict: bool = False
 
     @property
     def locked_peak_bytes(self) -> int | None:
@@ -104,11 +111,48 @@ class CheckEntry:
 
     @property
     def limit_bytes(self) -> int | None:
-        """The largest peak that passes: the lock's limit or the cap for all, the lower one."""
-        limits = [self.max_peak_bytes] if self.max_peak_bytes is not None else []
-        if self.locked is not None and not self.accounting_changed:
-            limits.append(self.locked.limit_bytes)
-        return min(limits, default=None)
+        """The largest peak that passes: the lock's limit (without a lock that compares, the peak
+        of the base) or the cap for all, the lower one."""
+        before = self.before
+        limits = (self.max_peak_bytes, before.limit_bytes if before else None)
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    @property
+    def before(self) -> LockEntry | None:
+        """What the model is held against: its entry in the lock, or the base."""
+        now = self.now.entry if self.now else None
+        return _agreed(self.locked, now, self.base)
+
+    @property
+    def explained_by(self) -> LockEntry | None:
+        """What tells best what has changed: the base, unless it needs as much as today."""
+        now = self.now.entry if self.now else None
+        if (
+            self.base is not None
+            and now is not None
+            and now.peak_bytes > self.base.entry.peak_bytes
+        ):
+            return self.base.entry
+        return self.before
+
+    @property
+    def growth_bytes(self) -> int:
+        """Today's peak less that of :attr:`before`; 0 where one of them is not known."""
+        if self.now is None or self.before is None:
+            return 0
+        return self.now.entry.peak_bytes - self.before.peak_bytes
+
+    @property
+    def since_base_bytes(self) -> int:
+        """Today's peak less that of the base; 0 where one of them is not known."""
+        if self.now is None or self.base is None:
+            return 0
+        return self.now.entry.peak_bytes - self.base.entry.peak_bytes
+
+    @property
+    def too_loose(self) -> bool:
+        """The lock allows more than the model needs."""
+        return self.status is Status.IMPROVED and self.before is self.locked
 
     @property
     def accounting_changed(self) -> bool:
@@ -127,32 +171,55 @@ class CheckEntry:
     @property
     def failed(self) -> bool:
         """Whether this entry makes the command exit 1."""
-        return self.status in FAILING
+        return self.status in FAILING or (self.strict and self.too_loose)
 
 
 def compare(
-    locked: LockEntry, now: Current, file: Path, line: int = 0, max_peak_bytes: int | None = None
+    locked: LockEntry | None,
+    now: Current,
+    file: Path,
+    line: int = 0,
+    max_peak_bytes: int | None = None,
+    base: Current | None = None,
 ) -> CheckEntry:
-    """The result for a model that is in the lock and could be analyzed."""
+    """The result for a model that could be analyzed, and is in the lock or at the base."""
     return CheckEntry(
-        path=locked.path,
+        path=now.entry.path,
         file=file,
-        status=_status(locked, now.entry, max_peak_bytes),
+        status=_status(locked, now.entry, max_peak_bytes, base),
         locked=locked,
         now=now,
         line=line,
         max_peak_bytes=max_peak_bytes,
+        base=base,
     )
 
 
-def _status(locked: LockEntry, now: LockEntry, max_peak_bytes: int | None) -> Status:
+def _status(
+    locked: LockEntry | None, now: LockEntry, max_peak_bytes: int | None, base: Current | None
+) -> Status:
     if max_peak_bytes is not None and now.peak_bytes > max_peak_bytes:
         return Status.REGRESSED
-    if _accounting_changed(locked, now):
-        return Status.ACCOUNTING
-    if now.peak_bytes > locked.limit_bytes:
+    agreed = _agreed(locked, now, base)
+    if agreed is not None and now.peak_bytes > agreed.limit_bytes:
         return Status.REGRESSED
-    return Status.IMPROVED if now.peak_bytes < locked.peak_bytes else Status.OK
+    if locked is not None and _accounting_changed(locked, now):
+        return Status.ACCOUNTING
+    if agreed is None:
+        return Status.ORPHAN
+    return Status.IMPROVED if now.peak_bytes < agreed.peak_bytes else Status.OK
+
+
+def _agreed(
+    locked: LockEntry | None, now: LockEntry | None, base: Current | None
+) -> LockEntry | None:
+    """What a model is held against: the lock, which was reviewed; the base where the lock says
+    nothing, or nothing that compares. The base gets the tolerance that a lock has."""
+    if locked is not None and (now is None or not _accounting_changed(locked, now)):
+        return locked
+    if base is None:
+        return None
+    return base.entry if locked is None else replace(base.entry, tolerance=locked.tolerance)
 
 
 def _accounting_changed(locked: LockEntry, now: LockEntry) -> bool:
@@ -206,11 +273,15 @@ def _new_families(locked: LockEntry, now: Current) -> tuple[FamilyDelta, ...]:
     for tensors in locked.top:
         had[_key(tensors)] += tensors.count
     has = Counter({_key(family.tensors): family.tensors.count for family in now.families})
-    unlisted = _largest_unlisted(locked)
+    unlisted, gone = _largest_unlisted(locked), _renamed(had, has)
     found = []
     for family in now.families:
         key = _key(family.tensors)
         more = family.tensors.count - had[key]
+        if key not in had and more > 0:
+            same = min(more, gone[key[1:]])
+            gone[key[1:]] -= same
+            more -= same
         if more <= 0 or (key not in had and family.tensors.total_bytes <= unlisted):
             continue
         exact = key in had or not unlisted
@@ -229,6 +300,15 @@ def _largest_unlisted(locked: LockEntry) -> int:
     if sum(listed) >= computed:
         return 0
     return min([*listed, computed - sum(listed)])
+
+
+def _renamed(had: Counter[_Key], has: Counter[_Key]) -> Counter[tuple[str, int]]:
+    """Tensors of the lock that are gone by name, by class and size: others of that class and size
+    may be the same ones under names of another exporter, and explain no growth."""
+    gone: Counter[tuple[str, int]] = Counter()
+    for (name, kind, size), count in had.items():
+        gone[kind, size] += max(0, count - has[name, kind, size])
+    return gone
 
 
 def _grew_from(key: _Key, had: Counter[_Key], has: Counter[_Key]) -> int | None:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from memplan.api.analysis import ACCOUNTING_VERSION, Analysis, analyze_session
 from memplan.api.check.lock import Binding, LockEntry, TopTensors
+from memplan.api.check.traits import traits_of
 from memplan.api.open_step import open_step
 from memplan.errors import ModelError
+from memplan.ir.roles import Role
 from memplan.proto.read import read_model
 from memplan.runtime.installed import installed_runtime
 from memplan.shapes.dims import symbolic_dims
@@ -94,6 +96,7 @@ def current(analysis: Analysis, path: str, tolerance: str | int | None = None) -
     """An analysis as the entry ``path`` of a lock, with what its report needs beside."""
     timeline = analysis.timeline
     found = families(analysis)
+    contract = analysis.contract
     entry = LockEntry(
         path=path,
         fingerprint=analysis.fingerprint,
@@ -109,6 +112,7 @@ def current(analysis: Analysis, path: str, tolerance: str | int | None = None) -
         tolerance=tolerance,
         runtime=installed_runtime() or None,
         as_loaded=analysis.as_loaded if analysis.asked or not analysis.as_loaded else None,
+        traits=traits_of(analysis.graph, contract.named(Role.BATCH) if contract else ()),
     )
     order = timeline.order
     return Current(

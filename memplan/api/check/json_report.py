@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 from memplan.api.analysis import ACCOUNTING_VERSION
+from memplan.api.check.causes import causes_of
 from memplan.api.check.checking import CheckResult, Unreadable, UpdateResult
 from memplan.api.check.compare_locks import CheckEntry, diff
 from memplan.api.check.lock import LockEntry
+from memplan.api.check.verdict import verdict, worst_first
 from memplan.api.versions import runtime_json
 
 SCHEMA = "memplan.check/1"
@@ -15,7 +17,24 @@ SCHEMA = "memplan.check/1"
 
 def check_json(result: CheckResult) -> str:
     """The text of the object for a comparison."""
-    return _dump([_entry(entry) for entry in result.entries], result.failures)
+    base = result.base
+    return _dump(
+        [_entry(entry) for entry in result.entries],
+        result.failures,
+        verdict=_verdict(result),
+        **({"base": {"ref": base.ref, "commit": base.commit}} if base is not None else {}),
+    )
+
+
+def _verdict(result: CheckResult) -> dict[str, object]:
+    """What a person would be told first."""
+    worst = next((e for e in worst_first(result.entries) if e.failed), None)
+    return {
+        "failed": result.failed or bool(result.failures),
+        "text": verdict(result),
+        "worst": worst.path if worst is not None else None,
+        "cause": next((cause.line for cause in causes_of(worst)), None) if worst else None,
+    }
 
 
 def update_json(result: UpdateResult) -> str:
@@ -26,11 +45,15 @@ def update_json(result: UpdateResult) -> str:
 
 
 def _dump(
-    entries: list[dict[str, object]], failures: tuple[Unreadable, ...], **more: object
+    entries: list[dict[str, object]],
+    failures: tuple[Unreadable, ...],
+    verdict: dict[str, object] | None = None,
+    **more: object,
 ) -> str:
     errors = [{"path": f.path, "message": f.error.message, "hint": f.error.hint} for f in failures]
     whole = {
         "schema": SCHEMA,
+        **({"verdict": verdict} if verdict is not None else {}),
         "accounting_version": ACCOUNTING_VERSION,
         "runtime": runtime_json(),
         "entries": entries,
@@ -50,6 +73,13 @@ def _entry(entry: CheckEntry) -> dict[str, object]:
         "limit_bytes": entry.limit_bytes,
         "over_max_peak": entry.over_max_peak,
         "line": entry.line or None,
+        "failed": entry.failed,
+        "base_peak_bytes": entry.base.entry.peak_bytes if entry.base is not None else None,
+        "base_problem": entry.base_problem or None,
+        "causes": [
+            {"kind": str(cause.kind), "text": cause.text, "detail": cause.detail}
+            for cause in causes_of(entry)
+        ],
     }
     if entry.now is not None:
         found |= _place(entry.now.entry)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from memplan.api.check.toml import Lines, parse_toml
+from memplan.api.check.traits import Traits
 from memplan.errors import LockError, UsageError
 from memplan.proto.paths import MOST_TEXT, file_problem, read_bytes
 from memplan.runtime.providers import PROVIDERS
@@ -66,7 +67,8 @@ class LockEntry:
     a person wrote (a size, a percentage of the locked peak, or bytes); None is 0. ``runtime`` is
     the version of ONNX Runtime that was installed (None: none was, or an older memplan wrote the
     entry). ``as_loaded`` is there where figures rest on what that runtime makes of the file when it
-    loads it; False: it could not be asked.
+    loads it; False: it could not be asked. ``traits`` name the cause of a growth (None: an older
+    memplan wrote the entry).
     """
 
     path: str
@@ -83,6 +85,7 @@ class LockEntry:
     tolerance: str | int | None = None
     runtime: str | None = None
     as_loaded: bool | None = None
+    traits: Traits | None = None
 
     @property
     def rests_on(self) -> tuple[bool | None, str | None]:
@@ -214,14 +217,16 @@ class _Source:
         where = f"{self.path}:{line}" if line else f"{self.path}"
         return LockError(f"{where}: {problem}", hint)
 
-    def entry_error(self, model: str, field: str, problem: str) -> LockError:
+    def entry_error(self, model: str, field: str, problem: str, first: str = "") -> LockError:
         """The error for one field of a model, or for its whole table when ``field`` is empty."""
         named = f"model '{printable(model)}'"
         shown = f"'{printable(field)}' of {named}" if field else named
         hint = (
             "delete its table from the lock, then run memplan check --update with the model's path"
         )
-        return self.error(field, f"{shown} {problem}", hint, self.lines.headers.get(model, 1))
+        return self.error(
+            field, f"{shown} {problem}", first + hint, self.lines.headers.get(model, 1)
+        )
 
 
 def _entry(source: _Source, path: str, table: object) -> LockEntry:
@@ -231,7 +236,8 @@ def _entry(source: _Source, path: str, table: object) -> LockEntry:
         raise source.entry_error(path, "", problem)
     assert isinstance(table, dict)
     for name in sorted(set(table) - set(_FIELDS)):
-        raise source.entry_error(path, name, "is not a field that memplan knows")
+        first = "upgrade memplan if a newer one wrote the lock; else "
+        raise source.entry_error(path, name, "is not a field that memplan knows", first)
     values: dict[str, Any] = {}
     for name, read in _FIELDS.items():
         if name in table:
@@ -241,7 +247,10 @@ def _entry(source: _Source, path: str, table: object) -> LockEntry:
                 raise source.entry_error(path, name, wrong.problem) from None
         elif name not in _OPTIONAL:
             raise source.entry_error(path, name, "is missing")
-    return LockEntry(path=path, **{**dict.fromkeys(_OPTIONAL), **values})
+    told = {name: values.pop(name) for name in _TRAITS if name in values}
+    traits = Traits(**told) if len(told) == len(_TRAITS) else None
+    optional = dict.fromkeys(name for name in _OPTIONAL if name not in _TRAITS)
+    return LockEntry(path=path, traits=traits, **{**optional, **values})
 
 
 class _Wrong(Exception):
@@ -291,6 +300,13 @@ def _wholes(least: int, value: object) -> Mapping[str, int]:
     return value
 
 
+def _texts(value: object) -> Mapping[str, str]:
+    """A table of strings by name."""
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise _Wrong("is not a table of strings")
+    return value
+
+
 def _top(value: object) -> tuple[TopTensors, ...]:
     """The array of the largest tensors."""
     if not isinstance(value, list):
@@ -337,5 +353,10 @@ _FIELDS: Mapping[str, Callable[[object], object]] = {
     "tolerance": _tolerance,
     "runtime": _text,
     "as_loaded": _flag,
+    "structure": _text,
+    "operators": partial(_wholes, 0),
+    "types": partial(_wholes, 0),
+    "inputs": _texts,
 }
-_OPTIONAL = ("peak_with_workspace_bytes", "tolerance", "runtime", "as_loaded")
+_TRAITS = ("structure", "operators", "types", "inputs")
+_OPTIONAL = ("peak_with_workspace_bytes", "tolerance", "runtime", "as_loaded", *_TRAITS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from memplan.api.check.lock import LOCK_VERSION, LockEntry
 from memplan.proto.write import write_atomically
@@ -55,7 +56,7 @@ def _key(text: str) -> str:
     return text if _BARE_KEY.fullmatch(text) else toml_string(text)
 
 
-def _inline(pairs: Mapping[str, int | str]) -> str:
+def _inline(pairs: Mapping[str, Any]) -> str:
     if not pairs:
         return "{}"
     return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in pairs.items()) + " }"
@@ -86,12 +87,24 @@ def _block(entry: LockEntry) -> str:
     lines += _assignments(peaks)
     lines.append(f"classes = {_inline(entry.classes)}")
     lines += _top(entry)
+    lines += _traits(entry)
     lines += _assignments([("tolerance", entry.tolerance)])
     return "\n".join(lines) + "\n"
 
 
 def _assignments(fields: Iterable[tuple[str, int | str | None]]) -> list[str]:
     return [f"{name} = {_value(value)}" for name, value in fields if value is not None]
+
+
+def _traits(entry: LockEntry) -> list[str]:
+    traits = entry.traits
+    if traits is None:
+        return []
+    tables = (("operators", traits.operators), ("types", traits.types), ("inputs", traits.inputs))
+    return [
+        f"structure = {toml_string(traits.structure)}",
+        *(f"{name} = {_inline(table)}" for name, table in tables),
+    ]
 
 
 def _top(entry: LockEntry) -> list[str]:

@@ -12,8 +12,7 @@ from memplan.api.rewrite.seconds import costs_for
 from memplan.deadline import Deadline
 from memplan.errors import InfeasibleError, MemplanError, UsageError
 from memplan.passes.chunk.asked import NAME as CHUNK
-from memplan.passes.chunk.choose_chunks import ChunkRegions
-from memplan.passes.chunk.chunk_layers import ChunkLayers
+from memplan.passes.graph_pass import Pass
 from memplan.passes.manager import PassManager, PassStep, before_orders, without_order
 from memplan.planning.costs import NodeCosts
 from memplan.planning.forms.extend_graph import kinds_for
@@ -135,20 +134,18 @@ def steps_of(candidate: Candidate, goal: Goal) -> tuple[PassStep, ...]:
     passes = goal.passes if chunk is None or not tuned else before_orders(goal.passes, chunk)
     ran = PassManager(passes).run(candidate.model, candidate.timeline, goal.passing)
     if chunk is not None and not tuned:
-        ran = (*ran, _pinned_chunks(chunk, ran[-1] if ran else candidate, goal.session))
+        ran = (*ran, pinned_chunks(chunk, ran[-1] if ran else candidate, goal.session))
     return (*candidate.loops, *ran)
 
 
-def _pinned_chunks(
-    chunk: ChunkRegions | ChunkLayers, before: PassStep | Candidate, session: SessionKind
-) -> PassStep:
+def pinned_chunks(chunk: Pass, before: PassStep | Candidate, session: SessionKind) -> PassStep:
     """Chunks for a plain session, which runs them one after the other because of the pins that the
     plan adds: what they save shows behind these."""
     pinned = simulate(before.model.graph, in_file_order(session))
     found = chunk.apply(before.model, pinned)
     changed = found.model is not before.model
     after = simulate(found.model.graph, session) if changed else before.timeline
-    return PassStep(chunk.name, found.model, after, changed, note=found.note)
+    return PassStep(chunk.name, found.model, after, changed, note=found.note, chunks=found.chunks)
 
 
 def _nothing_new(candidate: Candidate, steps: Sequence[PassStep], goal: Goal) -> str:
@@ -177,7 +174,7 @@ def try_plan(
 
     Raises:
         InfeasibleError: no plan keeps the budget.
-        UsageError: the strategy cannot work on this graph, or a glob matches nothing.
+        UsageError: the strategy cannot work on this graph, or a name is not there.
     """
     plans: list[Planned] = []
     failure: MemplanError | None = None
@@ -205,10 +202,10 @@ def _plan(
 ) -> Planned:
     """A plan for the model that ``steps`` lead to."""
     last = steps[-1] if steps else candidate
-    model, options = last.model, goal.options
+    model = last.model
     costs = costs_for(model, last.timeline, goal)
     budget = goal.budget_bytes - goal.margin_bytes
-    request = plan_request(model, goal.session, costs, budget, options.keep, options.recompute)
+    request = plan_request(model, goal.session, costs, budget, goal.selectors)
     forms = kinds_for(model.prepared, goal.forms)
     request = replace(request, lowest=goal.lowest, forms=forms, at_hand=goal.at_hand)
     plain: PlainModel | None = None

@@ -18,6 +18,7 @@ from memplan.planning.costs import NodeCosts
 from memplan.planning.forms.extend_graph import NO_KINDS
 from memplan.planning.forms.on_host import ON_HOST
 from memplan.planning.forms.packed_masks import PACKED
+from memplan.planning.selections import NO_SELECTORS, Selectors
 from memplan.proto.weights import NO_WEIGHTS, Placement, Weights
 from memplan.runtime.measure import check_time_limit
 from memplan.simulate.opened import OpenModel
@@ -36,7 +37,8 @@ class RewriteOptions:
     """How to rewrite. Sizes as in :mod:`memplan.units`; a percentage is of the peak before.
 
     ``time_limit`` is in seconds, of everything up to the file (:class:`Goal`). ``keep`` and
-    ``recompute`` are globs of tensor or node names.
+    ``recompute`` are selectors (:mod:`memplan.ir.matching`): ``MODULE :: OPERATOR``, or globs of
+    tensor or node names.
     ``costs`` is a file of measured seconds; ``profile`` measures those of the graph that is
     planned, fusions included, which runs it with its whole peak. ``passes`` and ``wrt`` as in
     :mod:`memplan.passes.manager`, ``scan_recompute`` in
@@ -118,7 +120,7 @@ class Goal:
     ``costs`` is None where seconds are to be measured on the graph that is planned. ``loops`` is
     the policy for loops (:func:`memplan.api.rewrite.loop_storage.loops_policy`), ``chunk`` that for
     chunks, None: none. ``forms``: kinds of other forms in which tensors may be kept
-    (:mod:`memplan.planning.forms`).
+    (:mod:`memplan.planning.forms`). ``selectors``: what is kept, and what is recomputed anyway.
 
     ``deadline`` is that of the whole, and never passes where rounds are counted;
     ``closing_seconds`` of it are left for what comes behind the search: applying, simulating,
@@ -143,6 +145,7 @@ class Goal:
     without: frozenset[str] = frozenset()
     margin_bytes: int = 0
     at_hand: tuple[str, ...] = ()
+    selectors: Selectors = NO_SELECTORS
 
     @property
     def lowest(self) -> bool:

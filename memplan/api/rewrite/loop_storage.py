@@ -22,6 +22,7 @@ from memplan.passes.loops.loop_step import PairStep, read_step
 from memplan.passes.manager import PassStep
 from memplan.planning.costs import NodeCosts
 from memplan.planning.plan import Plan
+from memplan.planning.plan_file import LoopDecision
 from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel, opened
@@ -102,11 +103,7 @@ def loop_steps(
     """
     if policy == NONE:
         return ()
-    prepared = model.prepared
-    pairs = find_pairs(prepared.bound, prepared.types, model.graph, model.phases)
-    protos = [n for n in prepared.proto.graph.node if n.op_type != "Constant" or n.domain]
-    exact = session.provider == "cpu"
-    steps = [read_step(p, model.graph, protos, costs.estimate, exact) for p in pairs]
+    steps = _read_pairs(model, session, costs)
     maker = _Maker(model, session, steps, loss)
     if policy != FIT:
         return (maker.made(choice_of(steps, named(steps, policy))),)
@@ -120,6 +117,36 @@ def loop_steps(
             return (*(each for each in found if each.seconds < last.seconds), last)
         found.append(changed)
     return tuple(found)
+
+
+def loops_again(
+    model: OpenModel,
+    session: SessionKind,
+    decisions: Sequence[LoopDecision],
+    costs: NodeCosts,
+    loss: str | None = None,
+) -> tuple[LoopStep, ...]:
+    """The pairs of a plan that the model has, changed as the plan says."""
+    asked = {(each.forward, each.backward): {*each.recomputed} for each in decisions}
+    steps = _read_pairs(model, session, costs) if asked else []
+    names = [(step.pair.forward.node.name, step.pair.backward.node.name) for step in steps]
+    if asked.keys().isdisjoint(names):
+        return ()
+    kept: list[CellPlan] = []
+    for step, pair in zip(steps, names, strict=True):
+        cell, wanted = step.cell, asked.get(pair, set())
+        again = (n for n in cell.nodes if cell.recomputes(n) and wanted.intersection(n.output))
+        chosen = {name for node in again for name in node.output if name} - cell.stacked
+        kept.append(plan_cell(cell, chosen | step.constants))
+    return (_Maker(model, session, steps, loss).made(choice_of(steps, kept)),)
+
+
+def _read_pairs(model: OpenModel, session: SessionKind, costs: NodeCosts) -> list[PairStep]:
+    prepared = model.prepared
+    pairs = find_pairs(prepared.bound, prepared.types, model.graph, model.phases)
+    protos = [n for n in prepared.proto.graph.node if n.op_type != "Constant" or n.domain]
+    exact = session.provider == "cpu"
+    return [read_step(p, model.graph, protos, costs.estimate, exact) for p in pairs]
 
 
 def fits(changed: LoopStep, budget: int) -> bool:

@@ -87,17 +87,28 @@ def proved_plan(source: Source, goal: Goal) -> Proved:
             _LOG.info("a plan was rejected, mending it: %s", error.reason)
             continue
         try:
-            equivalence = _prove(planned, applied, goal)
-            _record(applied, planned, reached)
-            before, timeline = planned.model.prepared, applied.timeline
-            ensure_readable(applied.model, before, timeline, goal.session, goal.options.loss)
-            return Proved(reached, planned, applied, equivalence, notes)
+            return proved_as_planned(planned, applied, reached, notes)
         except MemplanError as error:
             if (fewer := _with_fewer_parts(goal, planned)) is None:
                 raise
             goal, left_out = fewer
             notes += (planned_again(left_out, error.message),)
             _LOG.warning("%s", notes[-1])
+
+
+def proved_as_planned(
+    planned: Planned, applied: Applied, goal: Goal, notes: tuple[str, ...] = ()
+) -> Proved:
+    """The new model, proved, and read again from its own bytes.
+
+    Raises:
+        MemplanError: it is not proved, or does not say what is promised of it.
+    """
+    equivalence = _prove(planned, applied, goal)
+    _record(applied, planned, goal)
+    before, timeline = planned.model.prepared, applied.timeline
+    ensure_readable(applied.model, before, timeline, goal.session, goal.options.loss)
+    return Proved(goal, planned, applied, equivalence, notes)
 
 
 def _apply(planned: Planned, goal: Goal) -> Applied:

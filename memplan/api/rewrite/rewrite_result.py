@@ -13,6 +13,8 @@ from memplan.api.rewrite.cheapest import chunk_step, with_chunks
 from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.loop_storage import LoopStep, PairChange
 from memplan.api.rewrite.offload_rewrite import OffloadReport
+from memplan.api.rewrite.replaying import Replay
+from memplan.api.rewrite.selection_report import SelectionRow
 from memplan.api.rewrite.waterfall import WaterfallStep, waterfall
 from memplan.api.state_modes import state_report
 from memplan.api.summary import Rows, Summary
@@ -24,6 +26,7 @@ from memplan.passes.chunk.asked import NONE as NO_CHUNKS
 from memplan.planning.costs import NodeCosts
 from memplan.planning.plain.finish_fences import PlainModel
 from memplan.planning.plan import Plan
+from memplan.planning.plan_file import PlanFile
 from memplan.simulate.timeline import Timeline
 from memplan.units import counted
 
@@ -41,7 +44,8 @@ class Rewrite(Summary):
     proved of the new graph and the optimized one. ``weights``: what became of weights in other
     files; None: there are none, or nothing was written. ``offload``: what is copied to the host and
     back; None: nothing. ``chunk_cost``: what chunks take beside the plan, as a fraction of the
-    step's seconds.
+    step's seconds. ``record`` is the plan as a file; ``replay`` how one applied that was given,
+    None: none was. ``selections``: what was asked to be kept and recomputed.
     """
 
     path: Path
@@ -57,11 +61,14 @@ class Rewrite(Summary):
     assumptions: tuple[str, ...]
     costs: NodeCosts
     equivalence: Equivalence
+    record: PlanFile
     plain: PlainModel | None = None
     offload: OffloadReport | None = None
     passes: tuple[free.PassStep, ...] = ()
     weights: str | None = None
     chunk_cost: float = 0.0
+    replay: Replay | None = None
+    selections: tuple[SelectionRow, ...] = ()
 
     @property
     def chunked(self) -> bool:
@@ -162,6 +169,8 @@ class Rewrite(Summary):
             "offload": None if self.offload is None else self.offload.as_json(),
             "forms": dict(plan.forms),
             **free.removed(self.passes),
+            "selections": [row.as_json() for row in self.selections],
+            "replay": None if self.replay is None else self.replay.as_json(),
             "recomputed_nodes": plan.clones,
             "scan_recompute": self.options.scan_recompute,
             "recurrent": [pair.as_json() for pair in self.pairs],

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -36,10 +36,13 @@ from memplan.api.rewrite.goal import (
 )
 from memplan.api.rewrite.loop_storage import loops_policy
 from memplan.api.rewrite.offload_rewrite import offload_report
+from memplan.api.rewrite.plan_record import recorded_plan
 from memplan.api.rewrite.proved import Proved, proved_plan
+from memplan.api.rewrite.replaying import Replay, options_of, replayed
 from memplan.api.rewrite.rewrite_notes import rewrite_notes
 from memplan.api.rewrite.rewrite_result import Rewrite, default_output
 from memplan.api.rewrite.seconds import check_cost_options, given_costs
+from memplan.api.rewrite.selection_report import selection_rows
 from memplan.api.source import Model, as_file, shown_path
 from memplan.api.state_modes import confirmed
 from memplan.deadline import Deadline
@@ -54,6 +57,8 @@ from memplan.planning.plain.as_loaded import (
     written_as_loaded,
 )
 from memplan.planning.plain.fences import OLDEST_OPSET
+from memplan.planning.plan_file import PlanFile, read_plan
+from memplan.planning.selections import selectors_for
 from memplan.processes.scratch import scratch_folder
 from memplan.proto.external import settle_links
 from memplan.proto.model_checks import require_device
@@ -62,12 +67,13 @@ from memplan.proto.paths import as_output
 from memplan.proto.read import check_structure, read_model
 from memplan.proto.weights import NO_WEIGHTS, plan_weights, write_with_weights
 from memplan.proto.write import check_target, write_model
+from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.solver.strategy import Progress
 
-__all__ = ["Rewrite", "RewriteOptions", "default_output", "rewrite"]
+__all__ = ["Rewrite", "RewriteOptions", "default_output", "replay", "rewrite"]
 
 _CLOSING = 2.5
 """Applying, simulating, proving and reading again take about as many times what opening took."""
@@ -112,6 +118,68 @@ def rewrite(
     return replace(result, path=shown_path(path))
 
 
+def replay(
+    path: Model,
+    plan: PlanFile | Path | str,
+    output: Path | str | None = None,
+    *,
+    budget: str | int | None = None,
+    weights: str = "auto",
+    dims: Mapping[str, int] | None = None,
+    strict: bool = False,
+    force: bool = False,
+    dry_run: bool = False,
+) -> Rewrite:
+    """Rewrite the training graph in ``path`` as a plan says, without a search.
+
+    On the graph that the plan was made for the result is the same bytes; on another, what still
+    applies is applied, and ``Rewrite.replay`` names the rest. It is simulated and proved as ever.
+
+    Args:
+        path: an ONNX training graph: a path or a ``ModelProto``.
+        plan: a plan file, or what :func:`memplan.planning.plan_file.read_plan` read of one.
+        output: see :func:`rewrite`.
+        budget: what to hold the result to; default: the plan's own.
+        weights: see :class:`RewriteOptions`.
+        dims: values for symbolic dimensions, where they are not to be those of the plan.
+        strict: refuse a graph that is not the one that the plan was made for.
+        force: overwrite ``output``.
+        dry_run: verify, write nothing.
+
+    Raises:
+        PlanError: the plan was edited, or made for another model or, with ``strict``, graph.
+        InfeasibleError: the result does not keep the budget.
+        ModelError, UsageError: bad model, option or output path.
+    """
+    made = plan if isinstance(plan, PlanFile) else read_plan(Path(plan))
+    options = replace(options_of(made), weights=weights)
+    if budget is not None:
+        options = replace(options, budget=given_options(budget).budget)
+    again = _Again(made, strict, None if isinstance(plan, PlanFile) else Path(plan))
+    in_memory = output is None and isinstance(path, onnx.ModelProto)
+    with as_file(path) as file:
+        target = as_output(output) or default_output(file)
+        unwritten = dry_run or in_memory
+        result = _rewrite(
+            file, options, None if unwritten else target, dims or {}, force, None, again
+        )
+    return replace(result, path=shown_path(path))
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """A plan to apply instead of looking for one; ``file``: which is read for it."""
+
+    plan: PlanFile
+    strict: bool
+    file: Path | None
+
+    def dims(self, proto: onnx.ModelProto, given: Mapping[str, int]) -> dict[str, int]:
+        """Those of the plan that the model has, and those ``given`` on top."""
+        known = symbolic_dims(proto)
+        return {n: size for n, size in self.plan.dims.items() if n in known} | dict(given)
+
+
 def _rewrite(
     path: Path,
     options: RewriteOptions,
@@ -119,25 +187,27 @@ def _rewrite(
     dims: Mapping[str, int],
     force: bool,
     progress: Progress | None,
+    again: _Again | None = None,
 ) -> Rewrite:
     """The same for a file; ``target``: where to write, None: nowhere."""
-    # numba is slow to import: only when there is something to plan.
-    from memplan.solver.search.warm_up import warm_up
-
     check_cost_options(options)
     check_offload(options)
     chunks = parse_chunks(options.chunk)
     session = session_kind(options.session, options.provider)
     strategy = strategy_for(options)
     passes_for(session, options.passes, options.wrt, 0.0)
+    read = options.costs if again is None else again.file
     if target is not None:
-        check_target(target, force, path, options.costs)
+        check_target(target, force, path, read)
     with ExitStack() as stack:
         proto = read_model(path)
+        if again is not None:
+            dims = again.dims(proto, dims)
         placement = NO_WEIGHTS
         if target is not None:
-            placement = plan_weights(proto, path, target, options.weights, force, options.costs)
-        warm_up()
+            placement = plan_weights(proto, path, target, options.weights, force, read)
+        if again is None:
+            _warm_up()
         deadline = Deadline(math.inf if options.effort else options.time_limit)
         source = replace(_read(path, proto, dims, options, session, stack), placement=placement)
         goal = Goal(
@@ -152,9 +222,16 @@ def _rewrite(
             forms=forms_for(options, strategy),
             chunk=chunks,
             progress=progress,
+            selectors=selectors_for(
+                source.analyzed or source.model, options.keep, options.recompute
+            ),
         )
+        found: Replay | None = None
         try:
-            proved = proved_plan(source, goal)
+            if again is None:
+                proved = proved_plan(source, goal)
+            else:
+                proved, found = replayed(source, goal, again.plan, strict=again.strict)
         except InfeasibleError as error:
             raise _without_backward(source.model, error) from None
     loaded = _confirm_loaded(proved)
@@ -162,7 +239,15 @@ def _rewrite(
         beside = source.model.prepared.beside
         placement = write_with_weights(proved.applied.model, beside, target, placement, force=force)
         source = replace(source, placement=placement)
-    return _answer(path, target, source, proved, loaded)
+    plan = None if again is None else again.plan
+    return _answer(path, target, source, proved, loaded, found, plan)
+
+
+def _warm_up() -> None:
+    # numba is slow to import: only when there is something to plan.
+    from memplan.solver.search.warm_up import warm_up
+
+    warm_up()
 
 
 def _without_backward(model: OpenModel, error: InfeasibleError) -> InfeasibleError:
@@ -250,6 +335,8 @@ def _answer(
     source: Source,
     proved: Proved,
     loaded: tuple[str, ...],
+    replay: Replay | None,
+    plan: PlanFile | None,
 ) -> Rewrite:
     goal, planned, applied = proved.goal, proved.planned, proved.applied
     variant, analysis = planned.candidate.variant, planned.candidate.analysis
@@ -276,4 +363,17 @@ def _answer(
         passes=planned.steps,
         weights=source.placement.how,
         chunk_cost=planned.chunk_cost,
+        selections=selection_rows(planned, goal),
+        record=_record(source, proved, replay, plan),
+        replay=replay,
     )
+
+
+def _record(
+    source: Source, proved: Proved, replay: Replay | None, plan: PlanFile | None
+) -> PlanFile:
+    """What was decided: the plan itself where it was applied as it stands, as seconds and bound are
+    of the costs that it was made with."""
+    if replay is None or plan is None or not replay.exact:
+        return recorded_plan(source, proved)
+    return replace(plan, budget_bytes=proved.goal.budget_bytes)

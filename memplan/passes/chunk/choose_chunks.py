@@ -10,6 +10,7 @@ from memplan.passes.chunk.asked import NAME, REGIONS, reason_against
 from memplan.passes.chunk.chunk_candidates import Candidate, again, candidates
 from memplan.passes.chunk.chunk_state import State, chunked, sized, stated
 from memplan.passes.graph_pass import Applied, peak_did_not_rise
+from memplan.planning.plan_file import ChunkDecision
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
 
@@ -31,6 +32,11 @@ class Choice:
 
     def __str__(self) -> str:
         return f"{self.words} in {self.count} chunks"
+
+    @property
+    def decision(self) -> ChunkDecision:
+        """What a replay needs of it."""
+        return ChunkDecision(REGIONS, self.candidate.seeds, self.candidate.axis, self.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,11 @@ class ChunkRegions:
             return Applied(model, note="no region would save anything")
         if not self.count:
             state, choices = _refined(start, state, choices)
-        return Applied(stated(state.model), "; ".join(str(choice) for choice in choices))
+        return Applied(
+            stated(state.model),
+            "; ".join(str(choice) for choice in choices),
+            tuple(choice.decision for choice in choices),
+        )
 
     def _chosen(self, start: State) -> tuple[State, list[Choice]]:
         """One kind of regions after the other, each that which brings most."""

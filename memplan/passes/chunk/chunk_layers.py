@@ -14,6 +14,7 @@ from memplan.passes.chunk.chunk_candidates import COUNTS, seeds
 from memplan.passes.chunk.chunk_state import State, chunked, sized, stated
 from memplan.passes.chunk.turn import Turn, turns
 from memplan.passes.graph_pass import Applied
+from memplan.planning.plan_file import ChunkDecision
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
 from memplan.units import counted
@@ -24,15 +25,23 @@ _LEAST_SEED = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Layers in so many chunks."""
+    """Layers in so many chunks, along ``axis`` of the tensor ``seed`` (ids)."""
 
     turn: Turn
     count: int
+    seed: int
+    axis: int
 
     @property
     def added(self) -> int:
         """About how many nodes it adds."""
         return len(self.turn.region.uses) * (self.count - 1)
+
+    def decision(self, graph: Graph) -> ChunkDecision:
+        """What a replay needs of it."""
+        first, last = (graph.nodes[place].name for place in (self.turn.first, self.turn.last))
+        seed = graph.tensors[self.seed].name
+        return ChunkDecision(LAYERS, (seed,), self.axis, self.count, first, last)
 
     def describe(self, graph: Graph) -> str:
         """What it is, in a few words."""
@@ -64,7 +73,8 @@ class ChunkLayers:
         if found is None:
             return Applied(model, note="no layers divide into chunks with enough rows")
         state, cut = found
-        return Applied(stated(state.model), cut.describe(start.model.graph))
+        graph = start.model.graph
+        return Applied(stated(state.model), cut.describe(graph), (cut.decision(graph),))
 
     def _cheapest(self, start: State, cuts: Sequence[Cut]) -> tuple[State, Cut] | None:
         """What adds the fewest nodes of all that hold the budget; None if nothing does."""
@@ -88,7 +98,11 @@ def _cuts(state: State, count: int) -> list[Cut]:
     for seed in seeds(state, _LEAST_SEED * state.floor_bytes):
         for axis in range(len(graph.tensors[seed].shape)):
             found = list(turns(facts, forward, seed, axis))
-            cuts = [Cut(turn, each) for turn in found for each in _counts(graph, turn, count)]
+            cuts = [
+                Cut(turn, each, seed, axis)
+                for turn in found
+                for each in _counts(graph, turn, count)
+            ]
             if cuts:
                 return cuts
     return []

@@ -62,6 +62,13 @@ def turns(facts: Facts, forward: frozenset[int], seed: int, axis: int) -> Iterat
             yield Turn(*window, region)
 
 
+def turn_again(facts: Facts, seed: int, axis: int, first: int, last: int) -> Region | None:
+    """The region of a :class:`Turn`, found again; None if it is not there."""
+    growth = Growth(facts, _EVERYTHING)
+    grown = growth.start(seed, axis, len(facts.graph.nodes))
+    return between(growth, first, last) if grown else None
+
+
 def between(growth: Growth, first: int, last: int) -> Region | None:
     """The region of all nodes of ``growth`` from one place to another; None if there is none.
 

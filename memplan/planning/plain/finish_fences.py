@@ -47,8 +47,7 @@ from memplan.shapes.visible import with_visibility
 from memplan.simulate.pattern import LaterRuns, later_runs
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, resident_bytes, simulate
-from memplan.solver.pins import Peaks, Session, fewest_pins, free_pins, plain_peaks, within
-from memplan.solver.problem import Flags
+from memplan.solver.pins import Peaks, fewest_pins, free_pins, plain_peaks, within
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,8 @@ class PlainModel:
 
     ``timeline`` is the first run's, ``later`` what every later run needs, ``tuned_peak_bytes`` what
     the file takes in a tuned session, workspace included. ``fences``, ``input_fences`` and ``pins``
-    count what was added. ``notes``: what to know about it.
+    count what was added: input fences on the graph inputs and constants ``fenced``, pins that read
+    the tensors ``pinned``. ``notes``: what to know about it.
     """
 
     model: onnx.ModelProto
@@ -65,9 +65,19 @@ class PlainModel:
     later: LaterRuns
     tuned_peak_bytes: int
     fences: int
-    input_fences: int
-    pins: int
+    fenced: tuple[str, ...]
+    pinned: tuple[str, ...]
     notes: tuple[str, ...] = ()
+
+    @property
+    def input_fences(self) -> int:
+        """How many there are."""
+        return len(self.fenced)
+
+    @property
+    def pins(self) -> int:
+        """How many there are."""
+        return len(self.pinned)
 
     @property
     def peaks(self) -> Peaks:
@@ -199,27 +209,34 @@ def finish(
     session = plain_session(graph, draft.kind)
     stay = np.asarray([node.name in needed for node in graph.nodes], dtype=np.bool_)
     pinned, expected = fewest_pins(session, budget, deadline.left, stay & (session.pin_of >= 0))
-    model = draft.written(input_fences, _pins(graph, session, pinned))
+    names = [graph.tensors[int(session.pin_of[i])].name for i in np.flatnonzero(pinned)]
+    result = finished_with(draft, input_fences, names)
+    _check(result.timeline, result.later, expected)
+    return result
+
+
+def finished_with(
+    draft: Draft, input_fences: Sequence[InputFence], pinned: Sequence[str]
+) -> PlainModel:
+    """The model with these input fences, and pins that read the tensors ``pinned``, simulated."""
+    model = draft.written(input_fences, _pins(pinned))
     graph = draft.graph_of(model)
     timeline = simulate(graph, draft.kind)
-    later = later_runs(timeline)
-    _check(timeline, later, expected)
     _note_types(model, draft)
     tuned = simulate(graph, session_kind("tuned", draft.kind.provider))
     return PlainModel(
         model,
         timeline,
-        later,
+        later_runs(timeline),
         tuned.peak_with_workspace_bytes,
         draft.fences,
-        len(input_fences),
-        int(pinned.sum()),
+        tuple(fence.sources[0] for fence in input_fences),
+        tuple(pinned),
     )
 
 
-def _pins(graph: Graph, session: Session, pinned: Flags) -> list[onnx.NodeProto]:
+def _pins(names: Sequence[str]) -> list[onnx.NodeProto]:
     """A node per pin, in plan order: ``Size``, which is never folded, unlike ``Shape``."""
-    names = [graph.tensors[int(session.pin_of[i])].name for i in np.flatnonzero(pinned)]
     return [
         marked("pin", "Size", [name], f"{PREFIX}pin_{count}/{name}")
         for count, name in enumerate(names)

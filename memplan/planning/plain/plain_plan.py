@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
 
 from memplan.deadline import Deadline
-from memplan.errors import InfeasibleError
+from memplan.errors import InfeasibleError, PlanError
 from memplan.ir.graph import Graph
 from memplan.planning.apply import apply_plan
-from memplan.planning.plain.as_loaded import NOT_ASKED, written_as_loaded
-from memplan.planning.plain.finish_fences import Draft, Limits, PlainModel, finish
+from memplan.planning.plain.as_loaded import NOT_ASKED, Loaded, written_as_loaded
+from memplan.planning.plain.finish_fences import (
+    Draft,
+    Limits,
+    PlainModel,
+    finish,
+    finished_with,
+)
 from memplan.planning.plan import Plan
+from memplan.planning.plan_file import PlainDecision
 from memplan.planning.planner import PlanRequest, make_plan, prepare
 from memplan.planning.verify import Rejected, ensure_sound, rewritten_types
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
 from memplan.solver.strategy import Progress, Strategy
-from memplan.units import format_bytes
+from memplan.units import format_bytes, printable
 
 _SEARCH_SECONDS = 5.0
 """At most, of a search for the fewest input fences and pins."""
@@ -112,7 +120,7 @@ class _PlainPlanner:
                 low = target
             else:
                 try:
-                    result, over = self._tried(plan, limits, deadline)
+                    result, over = _tried(self.model, plan, self.request.session, limits, deadline)
                 except Rejected as error:
                     result, over, reason = None, max(1, int(_CLOSE * budget)), error.reason
                 if result is None:
@@ -138,37 +146,36 @@ class _PlainPlanner:
         return replace(best[0], budget_bytes=budget), best[1]
 
     def _plan(self, budget: int, deadline: Deadline, *, later: bool) -> Plan:
-        """A plan for a session with every node in its place and no shape known; 0: the lowest."""
+        """A plan with every fence and pin; 0: the lowest."""
         seconds = _part(deadline, _ATTEMPT).left
         request = replace(
-            self.request,
-            graph=_without_shapes(self.request.graph),
-            session=in_file_order(self.request.session),
+            everything_fenced(self.request),
             budget_bytes=budget,
             outputs_reserved=later,
             lowest=not budget,
         )
         return make_plan(prepare(request), self.strategy, seconds, self.progress)
 
-    def _tried(
-        self, plan: Plan, limits: Limits, deadline: Deadline
-    ) -> tuple[PlainModel | None, int]:
-        """The finished model if it keeps the limits, and by how many bytes it breaks them else.
 
-        Raises:
-            Rejected: it is not what was planned.
-        """
-        prepared = self.model.prepared
-        planned: onnx.ModelProto = apply_plan(prepared.proto, plan, prepared.dims)
-        types = rewritten_types(planned, plan, prepared.types)
-        draft = Draft(planned, types, prepared.dims, self.request.session)
-        over = limits.excess(draft.peaks(), draft.resident)
-        if over > 0:
-            return None, over
-        result = _finished(draft, limits, prepared.beside, deadline)
-        ensure_sound(prepared.proto, result.model, result.timeline.graph)
-        over = limits.excess(result.peaks, 0)
-        return (result if over <= 0 else None), over
+def _tried(
+    model: OpenModel, plan: Plan, session: SessionKind, limits: Limits, deadline: Deadline
+) -> tuple[PlainModel | None, int]:
+    """The finished model if it keeps the limits, and by how many bytes it breaks them else.
+
+    Raises:
+        Rejected: it is not what was planned.
+    """
+    prepared = model.prepared
+    planned: onnx.ModelProto = apply_plan(prepared.proto, plan, prepared.dims)
+    types = rewritten_types(planned, plan, prepared.types)
+    draft = Draft(planned, types, prepared.dims, session)
+    over = limits.excess(draft.peaks(), draft.resident)
+    if over > 0:
+        return None, over
+    result = _finished(draft, limits, prepared.beside, deadline)
+    ensure_sound(prepared.proto, result.model, result.timeline.graph)
+    over = limits.excess(result.peaks, 0)
+    return (result if over <= 0 else None), over
 
 
 def _part(deadline: Deadline, share: float, most: float = math.inf) -> Deadline:
@@ -197,6 +204,15 @@ def _finished(draft: Draft, limits: Limits, weights: Path, deadline: Deadline) -
         if held is None or held.unchanged or needed.issuperset(held.gone):
             break
         needed |= frozenset(held.gone)
+    return _held_to(result, held, limits)
+
+
+def _held_to(result: PlainModel, held: Loaded | None, limits: Limits) -> PlainModel:
+    """The model with notes on later runs, and on what the runtime makes of it; None: not asked.
+
+    Raises:
+        Rejected: the limit of the first run does not hold then.
+    """
     notes = _later_notes(result, limits.first)
     if held is None:
         notes.append(NOT_ASKED)
@@ -206,6 +222,65 @@ def _finished(draft: Draft, limits: Limits, weights: Path, deadline: Deadline) -
         if peak > limits.first:
             raise Rejected(notes[-1])
     return replace(result, notes=tuple(notes))
+
+
+def plain_again(
+    model: OpenModel, plan: Plan, session: SessionKind, decision: PlainDecision
+) -> PlainModel:
+    """A plan with the fences and pins that were found for it, in a plain session.
+
+    Raises:
+        PlanError: the planned graph lacks what one of them is for.
+        UsageError: the graph has no input.
+    """
+    prepared = model.prepared
+    planned = apply_plan(prepared.proto, plan, prepared.dims)
+    draft = Draft(planned, rewritten_types(planned, plan, prepared.types), prepared.dims, session)
+    fences = {fence.sources[0]: fence for fence in draft.input_fences}
+    _require_known("input_fences", decision.input_fences, fences.keys())
+    chosen = [fences[name] for name in decision.input_fences]
+    made = {name for node in draft.written(chosen).graph.node for name in node.output if name}
+    _require_known("pins", decision.pins, made)
+    result = finished_with(draft, chosen, decision.pins)
+    held = written_as_loaded(result.model, session, prepared.beside)
+    ensure_sound(prepared.proto, result.model, result.timeline.graph)
+    return _held_to(result, held, Limits(plan.budget_bytes, plan.budget_bytes))
+
+
+def _require_known(entry: str, names: Sequence[str], known: Collection[str]) -> None:
+    """Refuse a list of a plan file that names what is not there, or anything twice.
+
+    Raises:
+        PlanError: it does.
+    """
+    seen: set[str] = set()
+    for place, name in enumerate(names):
+        if name not in known or name in seen:
+            why = "stands there twice" if name in known else "is not in the planned graph"
+            raise PlanError(
+                f"the plan's plain.{entry}[{place}]: '{printable(name)}' {why}",
+                "take the file back from version control, or plan anew with --plan-out",
+            )
+        seen.add(name)
+
+
+def plain_anew(
+    model: OpenModel, plan: Plan, session: SessionKind, deadline: Deadline
+) -> PlainModel | None:
+    """A plan with fences and pins for its budget, which are looked for; None: none keep it.
+
+    Raises:
+        Rejected: search and simulation disagree; our bug.
+        UsageError: the graph has no input.
+    """
+    limits = Limits(plan.budget_bytes, _UNBOUNDED)
+    return _tried(model, plan, session, limits, deadline)[0]
+
+
+def everything_fenced(request: PlanRequest) -> PlanRequest:
+    """The request for a session with every node in its place and no shape known."""
+    session = in_file_order(request.session)
+    return replace(request, graph=_without_shapes(request.graph), session=session)
 
 
 def in_file_order(session: SessionKind) -> SessionKind:

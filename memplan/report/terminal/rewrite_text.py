@@ -35,6 +35,7 @@ def render(result: Rewrite, *, details: bool = False) -> Group:
         *(line(text) for text in doubt_lines(result.original)),
         *section(_steps_table(result)),
         *section(_recomputed_table(result) if result.plan.clones else None),
+        *section(_selections_table(result) if result.selections else None),
         *section(changed_table(result)),
         *section(line(_planning_line(result))),
         line(result.floor.line),
@@ -82,10 +83,33 @@ def _headline(result: Rewrite) -> str:
     return f"fits by {how} alone: peak {peak}, nothing is recomputed"
 
 
+def _selections_table(result: Rewrite) -> Table:
+    table = Table(
+        "Selected",
+        ("selector", "text"),
+        ("tensors", "number"),
+        ("if all is recomputed", "number"),
+        ("extra time", "number"),
+        ("recomputed", "number"),
+    )
+    for row in result.selections:
+        table.row(
+            f"{row.option} {row.selector}",
+            f"{row.tensors:,}",
+            format_bytes(row.nbytes),
+            f"{100 * row.seconds_fraction:.2f}%",
+            f"{row.recomputed:,}",
+        )
+    return table
+
+
 def _planning_line(result: Rewrite) -> str:
     plan = result.plan
     these = ", for these chunks" if result.chunked and plan.clones else ""
-    return f"strategy {plan.strategy}, {plan.planning_seconds:.2f} s; {_how_good(plan)}{these}"
+    how = f"strategy {plan.strategy}, {plan.planning_seconds:.2f} s"
+    if result.replay is not None:
+        how = f"plan applied {'as it stands' if result.replay.exact else 'as far as it holds'}"
+    return f"{how}; {_how_good(plan)}{these}"
 
 
 def _how_good(plan: Plan) -> str:

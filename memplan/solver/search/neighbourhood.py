@@ -37,7 +37,8 @@ def ruin(problem: Arrays, sequence: Ints, clones: Ints, params: RoundParams) -> 
             if np.random.random() < 0.8:
                 kill[clones[k]] = True
     elif draw < params.scattered + params.stretch + params.thinned:
-        share = 0.03 + 0.15 * np.random.random()
+        # More than half of what a repair may do is not put right by the other half.
+        share = min(0.03 + 0.15 * np.random.random(), 0.5 * params.moves / count)
         for p in clones:
             if np.random.random() < share:
                 kill[p] = True

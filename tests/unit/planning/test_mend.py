@@ -35,15 +35,16 @@ def a_problem(share: float) -> tuple[Prepared, Problem]:
 def test_a_plan_is_its_own_when_it_is_carried_over() -> None:
     prepared, problem = a_problem(0.8)
     plan = make_plan(prepared, GREEDY, 5.0)
-    carried = carried_over(plan.node_names, prepared.extended.graph, problem)
+    carried = carried_over(plan.sequence, prepared.extended.graph, problem)
     assert carried.tolist() == list(plan.sequence)
 
 
 @pytest.mark.parametrize("gone", ["a", "c", "f", "y"])
 def test_what_the_plan_lacks_runs_before_it_is_needed(gone: str) -> None:
     prepared, problem = a_problem(0.8)
-    names = [name for name in make_plan(prepared, GREEDY, 5.0).node_names if name != gone]
-    carried = carried_over([*names, "of another graph"], prepared.extended.graph, problem)
+    nodes = prepared.extended.graph.nodes
+    kept = [n for n in make_plan(prepared, GREEDY, 5.0).sequence if nodes[n].name != gone]
+    carried = carried_over(kept, prepared.extended.graph, problem)
     assert set(carried.tolist()) == set(problem.order.tolist())
     assert decide(problem, carried).peak < IMPOSSIBLE
 
@@ -51,9 +52,9 @@ def test_what_the_plan_lacks_runs_before_it_is_needed(gone: str) -> None:
 def test_a_plan_is_mended_for_less() -> None:
     """From the plan for 80% to one for 70%, which it does not keep."""
     prepared, _ = a_problem(0.8)
-    names = make_plan(prepared, GREEDY, 5.0).node_names
+    at_hand = make_plan(prepared, GREEDY, 5.0).sequence
     prepared, problem = a_problem(0.7)
-    start = carried_over(names, prepared.extended.graph, problem)
+    start = carried_over(at_hand, prepared.extended.graph, problem)
     assert not decide(problem, start).feasible
     found = Mend(Search(iterations=5), start).solve(problem, 60.0)
     assert found.decision.feasible

@@ -1,0 +1,326 @@
+"""A plan file put into effect again: no search, no bound, and the same proof as ever.
+
+On the graph that it was made for, every entry must hold as it stands, and the result is the same
+bytes. On another, what still applies is applied and the rest is named (:class:`Replay`). Either
+way the file is taken for a wish: what it promises is simulated and proved anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from memplan.api.analysis import ACCOUNTING_VERSION, analyze_open
+from memplan.api.rewrite.cheapest import Planned, pinned_chunks
+from memplan.api.rewrite.goal import Goal, RewriteOptions, Source
+from memplan.api.rewrite.loop_storage import loops_again
+from memplan.api.rewrite.proved import Applied, Proved, proved_as_planned
+from memplan.api.rewrite.rewrite_candidates import Candidate, variants
+from memplan.api.rewrite.seconds import costs_for
+from memplan.errors import InfeasibleError, PlanError, UsageError
+from memplan.passes.chunk.asked import NAME as CHUNK
+from memplan.passes.chunk.chunk_replay import ChunkReplay
+from memplan.passes.graph_pass import Pass
+from memplan.passes.manager import NAMES, PassManager, PassStep, make_passes
+from memplan.passes.order import Order, OrderAgain
+from memplan.planning.apply import apply_plan
+from memplan.planning.costs import NodeCosts
+from memplan.planning.forms.extend_graph import kinds_for
+from memplan.planning.forms.on_host import ON_HOST
+from memplan.planning.plain.finish_fences import PlainModel
+from memplan.planning.plain.plain_plan import everything_fenced, plain_again, plain_anew
+from memplan.planning.plan import Plan
+from memplan.planning.plan_file import FormNode, PlanFile
+from memplan.planning.plan_rows import WORDS
+from memplan.planning.planner import Figures, Prepared, plan_request, plan_with, prepare
+from memplan.planning.replay_sequence import (
+    may_run_again,
+    sequence_as_it_stands,
+    sequence_carried_over,
+)
+from memplan.planning.verify import ensure, rewritten_graph
+from memplan.simulate.opened import OpenModel
+from memplan.simulate.timeline import Timeline, simulate
+from memplan.units import SizeSpec, counted, format_bytes, printable, shortened
+
+_ANEW = "plan anew with --plan-out"
+_LEAST_SHARE = 0.5  # of the plan's nodes: a graph that has fewer is another model's
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """How a plan applied. ``exact``: as it stands, to the graph that it was made for.
+
+    Else ``gone``: nodes of the plan that the graph does not have; ``new``: nodes of the graph that
+    the plan does not have; ``refused``: what the plan runs again and must not be run again here.
+    """
+
+    exact: bool
+    gone: tuple[str, ...] = ()
+    new: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know of it, a line each."""
+        if self.exact:
+            return ()
+        rows = (
+            ("the plan's nodes that the graph does not have", self.gone),
+            ("nodes that the plan does not have", self.new),
+            ("not recomputed, though planned", self.refused),
+        )
+        named = (f"{words}: {shortened(names)}" for words, names in rows if names)
+        return (
+            "the graph is not the one that the plan was made for: applied as far as it holds",
+            *named,
+        )
+
+    def as_json(self) -> dict[str, object]:
+        """The JSON object."""
+        return {
+            "exact": self.exact,
+            "gone": list(self.gone),
+            "new": list(self.new),
+            "refused": list(self.refused),
+        }
+
+
+def options_of(plan: PlanFile) -> RewriteOptions:
+    """The options that a plan was made with, as far as a replay needs them.
+
+    Raises:
+        PlanError: one of them is nothing that memplan knows.
+    """
+    settings = plan.settings
+    budget = SizeSpec(f"{plan.budget_bytes} B", plan.budget_bytes, None)
+    try:
+        return RewriteOptions(
+            budget=budget,
+            strategy=plan.strategy,
+            session=plan.session,
+            provider=plan.provider,
+            optimize=plan.optimize,
+            device=settings.device,
+            loss=settings.loss,
+            wrt=settings.wrt,
+            state=settings.state,
+            offload=WORDS[ON_HOST] in settings.forms,
+        )
+    except UsageError as error:
+        raise PlanError(f"the plan's {error.message}", error.hint) from None
+
+
+def replayed(source: Source, goal: Goal, plan: PlanFile, *, strict: bool) -> tuple[Proved, Replay]:
+    """The plan applied to ``source``, simulated and proved.
+
+    Raises:
+        PlanError: it was edited, or made for another model; with ``strict`` also where the graph
+            is not the one that it was made for.
+        InfeasibleError: the result does not keep the goal's budget.
+        MemplanError: nothing is proved.
+    """
+    candidate = _candidate(source, goal, plan)
+    steps = (*candidate.loops, *_steps(candidate, goal, plan))
+    model = steps[-1].model if steps else candidate.model
+    timeline = steps[-1].timeline if steps else candidate.timeline
+    exact = model.prepared.fingerprint == plan.model.planned
+    if strict and not (exact and source.original.fingerprint == plan.model.fingerprint):
+        raise PlanError(
+            "the graph is not the one that the plan was made for, and --strict was given",
+            f"leave out --strict to apply what still holds, or {_ANEW}",
+        )
+    costs = costs_for(model, timeline, goal)
+    prepared = _prepared(model, costs, goal, plan)
+    found, replay = _sequence(prepared, plan, exact)
+    decided = _plan(prepared, found, goal, plan, exact=exact)
+    planned = Planned(candidate, steps, costs, decided, None, plan.chunk_cost_fraction)
+    planned, applied = _applied(planned, goal, plan, exact=exact)
+    if exact and plan.accounting == ACCOUNTING_VERSION:
+        _require_recorded(plan, applied.timeline)
+    other = (_other_accounting(plan),) if plan.accounting != ACCOUNTING_VERSION else ()
+    return proved_as_planned(planned, applied, goal, (*replay.notes, *other)), replay
+
+
+def _prepared(model: OpenModel, costs: NodeCosts, goal: Goal, plan: PlanFile) -> Prepared:
+    """The graph with what makes tensors in other ways, where the plan does."""
+    request = plan_request(model, goal.session, costs, goal.budget_bytes)
+    kinds = frozenset(kind for kind in goal.forms if WORDS.get(kind, kind) in plan.settings.forms)
+    if goal.session.name == "default":
+        request = everything_fenced(request)
+    rebuilds = any(isinstance(step, FormNode) for step in plan.sequence)
+    return prepare(replace(request, forms=kinds_for(model.prepared, kinds)), rebuild=rebuilds)
+
+
+def _require_recorded(plan: PlanFile, found: Timeline) -> None:
+    """Hold the simulation against the file's peaks: the planner's evaluator, which is not asked
+    here, found these when the plan was made.
+
+    Raises:
+        PlanError: they differ.
+    """
+    for name, peak in (
+        ("predicted_peak_bytes", found.peak_bytes),
+        ("predicted_peak_with_workspace_bytes", found.peak_with_workspace_bytes),
+    ):
+        if (said := getattr(plan, name)) != peak:
+            raise PlanError(
+                f"the plan's {name}: {said:,} B, and simulation finds {peak:,} B",
+                f"the file was edited: take it back from version control, or {_ANEW}",
+            )
+
+
+def _other_accounting(plan: PlanFile) -> str:
+    return (
+        f"the plan's peaks are of version {plan.accounting} of the memory model, those here of "
+        f"version {ACCOUNTING_VERSION}"
+    )
+
+
+def _candidate(source: Source, goal: Goal, plan: PlanFile) -> Candidate:
+    """The graph that was planned, before any pass.
+
+    Raises:
+        PlanError: the runtime does not optimize the graph as it did.
+    """
+    variant = variants(source.model, goal)[0]
+    alike = source.analyzed is variant.model and goal.session.name == "tuned"
+    analysis = (
+        source.original if alike else analyze_open(variant.model, goal.session, held=variant.held)
+    )
+    costs, loss = goal.early_costs, goal.options.loss
+    loops = loops_again(variant.model, goal.session, plan.loops, costs, loss)
+    return Candidate(variant, analysis, loops)
+
+
+def _steps(candidate: Candidate, goal: Goal, plan: PlanFile) -> tuple[PassStep, ...]:
+    """What the passes of the plan did, once more."""
+    model, timeline = candidate.model, candidate.timeline
+    steps: list[PassStep] = []
+    for place, decision in enumerate(plan.passes):
+        if decision.name not in (*NAMES, CHUNK):
+            raise PlanError(
+                f"the plan's passes[{place}]: there is no pass '{printable(decision.name)}'",
+                f"passes: {', '.join((*NAMES, CHUNK))}",
+            )
+        step = PassStep(decision.name, model, timeline, changed=False, note="left out, as planned")
+        if decision.changed:
+            again = _pass_again(decision.name, plan)
+            if isinstance(again, ChunkReplay) and goal.session.name != "tuned":
+                step = pinned_chunks(again, steps[-1] if steps else candidate, goal.session)
+            else:
+                (step,) = PassManager((again,)).run(model, timeline)
+        steps.append(step)
+        model, timeline = step.model, step.timeline
+    return tuple(steps)
+
+
+def _pass_again(name: str, plan: PlanFile) -> Pass:
+    if name == CHUNK:
+        return ChunkReplay(plan.chunks, plan.chunks[0].kind if plan.chunks else "")
+    if name == Order.name:
+        return OrderAgain(plan.order)
+    return make_passes((name,), plan.settings.wrt if name == "prune" else ())[0]
+
+
+def _sequence(prepared: Prepared, plan: PlanFile, exact: bool) -> tuple[tuple[int, ...], Replay]:
+    """The nodes to run, and how far they are those of the plan.
+
+    Raises:
+        PlanError: an entry is wrong, or the plan is of another model.
+    """
+    room = prepared.request.budget_bytes - prepared.resident_bytes
+    problem = prepared.encoded.problem(room - prepared.reserved_bytes)
+    again = may_run_again(problem)
+    if exact:
+        found = sequence_as_it_stands(plan.sequence, prepared, problem, again)
+        return found, Replay(exact=True)
+    carried = sequence_carried_over(plan.sequence, prepared, problem, again)
+    named = len({step for step in plan.sequence if isinstance(step, str)})
+    missing = len(carried.gone)
+    if missing > (1 - _LEAST_SHARE) * named or not named:
+        raise PlanError(
+            f"the plan is of another model: the graph has {named - missing:,} of the plan's "
+            f"{counted(named, 'node')}",
+            f"give the model that it was made for, or {_ANEW}",
+        )
+    nodes = tuple(int(node) for node in carried.sequence)
+    return nodes, Replay(False, carried.gone, carried.new, carried.refused)
+
+
+def _plan(
+    prepared: Prepared, sequence: tuple[int, ...], goal: Goal, plan: PlanFile, *, exact: bool
+) -> Plan:
+    """The plan of ``sequence``; its peaks are not known before it is applied.
+
+    Its extra time is what the file says of the graph that it was made for, and counted for any
+    other, of which no bound is known.
+    """
+    costs = prepared.encoded.arrays.cost
+    base = float(sum(costs[node] for node in prepared.encoded.order))
+    runs = Counter(sequence)
+    extra = sum(float(costs[node]) * count for node, count in runs.items()) - base
+    figures = Figures(
+        budget_bytes=goal.budget_bytes,
+        predicted_peak_bytes=0,
+        predicted_peak_with_workspace_bytes=0,
+        extra_cost_fraction=plan.extra_cost_fraction if exact else max(0.0, extra / (base or 1.0)),
+        bound_fraction=plan.bound_fraction if exact else 0.0,
+        bound_kind=plan.bound_kind if exact else "trivial",
+    )
+    found = plan_with(prepared, sequence, figures, plan.strategy, 0.0)
+    return replace(found, tags=plan.settings.tags)
+
+
+def _applied(
+    planned: Planned, goal: Goal, plan: PlanFile, *, exact: bool
+) -> tuple[Planned, Applied]:
+    """The new model, simulated and sound, and the plan with the peaks that it has.
+
+    Raises:
+        InfeasibleError: the budget does not hold.
+        Rejected: the new model is not what was planned; our bug.
+    """
+    session, model = goal.session, planned.model
+    if session.name == "tuned":
+        prepared = model.prepared
+        result = apply_plan(prepared.proto, planned.plan, prepared.dims)
+        graph = rewritten_graph(result, planned.plan, prepared.types)
+        decided = _with_peaks(planned.plan, simulate(graph, session), goal)
+        timeline = ensure(prepared.proto, result, decided, prepared.types, session)
+        return replace(planned, plan=decided), Applied(result, timeline)
+    plain: PlainModel | None
+    if exact and plan.plain is not None:
+        plain = plain_again(model, planned.plan, session, plan.plain)
+    else:
+        plain = plain_anew(model, planned.plan, session, goal.search)
+    if plain is None:
+        raise InfeasibleError(
+            f"the plan, as far as it applies, does not keep {goal.budget_bytes:,} B in a plain "
+            "session",
+            _ANEW,
+        )
+    decided = _with_peaks(planned.plan, plain.timeline, goal)
+    return replace(planned, plan=decided, plain=plain), Applied(plain.model, plain.timeline)
+
+
+def _with_peaks(plan: Plan, timeline: Timeline, goal: Goal) -> Plan:
+    """The plan with the peaks of the new model.
+
+    Raises:
+        InfeasibleError: they are over the budget.
+    """
+    peak = timeline.peak_with_workspace_bytes
+    if peak > goal.budget_bytes and not goal.strategy.ignores_budget:
+        raise InfeasibleError(
+            f"the plan takes {peak:,} B ({format_bytes(peak)}), over the "
+            f"budget of {goal.budget_bytes:,} B",
+            f"give a larger --budget, or {_ANEW}",
+        )
+    return replace(
+        plan,
+        budget_bytes=max(goal.budget_bytes, peak),
+        # Resident as the planner counts: with the constants of rules that nothing uses.
+        predicted_peak_bytes=plan.resident_bytes + timeline.dynamic_peak_bytes,
+        predicted_peak_with_workspace_bytes=peak,
+    )

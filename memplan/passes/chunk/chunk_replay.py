@@ -1,0 +1,73 @@
+"""``chunk`` once more: what a plan put into chunks, without looking for anything better."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from memplan.passes.change import facts_of
+from memplan.passes.chunk.asked import LAYERS, NAME, reason_against
+from memplan.passes.chunk.chunk_candidates import Candidate, again
+from memplan.passes.chunk.chunk_state import State, chunked, sized, stated
+from memplan.passes.chunk.region import Region
+from memplan.passes.chunk.turn import turn_again
+from memplan.passes.graph_pass import Applied
+from memplan.planning.plan_file import ChunkDecision
+from memplan.simulate.opened import OpenModel
+from memplan.simulate.timeline import Timeline
+from memplan.units import counted
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkReplay:
+    """``decisions``: what went into chunks, in the order in which it did. What a model does not
+    have, or what does not divide, is left out."""
+
+    name: ClassVar[str] = NAME
+    summary: ClassVar[str] = "the chunks of a plan"
+    decisions: Sequence[ChunkDecision]
+    kind: str
+
+    def apply(self, model: OpenModel, timeline: Timeline) -> Applied:
+        """The model with the same parts in as many chunks."""
+        if reason := reason_against(model, timeline, 0):
+            return Applied(model, note=reason)
+        state, done = sized(model, timeline), list[ChunkDecision]()
+        for decision in self.decisions:
+            regions = _found(state, decision)
+            if regions:
+                state = chunked(state, regions, decision.count)
+                done.append(decision)
+        if not done:
+            return Applied(model, note="the parts that went into chunks are not there")
+        whole = "as planned" if len(done) == len(self.decisions) else "those that are there"
+        return Applied(stated(state.model), f"{counted(len(done), 'part')}, {whole}", tuple(done))
+
+
+def _found(state: State, decision: ChunkDecision) -> Sequence[Region]:
+    """The regions of a decision that divide into as many chunks; empty where they are not there."""
+    found = _layers(state, decision) if decision.kind == LAYERS else _regions(state, decision)
+    graph, count = state.model.graph, decision.count
+    divides = count > 1 and all(region.divisor(graph) % count == 0 for region in found)
+    return found if divides else ()
+
+
+def _regions(state: State, decision: ChunkDecision) -> Sequence[Region]:
+    graph = state.model.graph
+    shapes = [t.shape for name in decision.seeds if (t := graph.tensor_named(name)) is not None]
+    if any(decision.axis >= len(shape) for shape in shapes):
+        return ()
+    found = again(state, Candidate(decision.seeds, decision.axis, ()))
+    return () if found is None else found.regions
+
+
+def _layers(state: State, decision: ChunkDecision) -> Sequence[Region]:
+    graph = state.model.graph
+    seed = graph.tensor_named(decision.seeds[0]) if decision.seeds else None
+    places = {node.name: node.id for node in graph.nodes}
+    first, last = (places.get(name or "") for name in (decision.first, decision.last))
+    if seed is None or first is None or last is None or decision.axis >= len(seed.shape):
+        return ()
+    region = turn_again(facts_of(state.model), seed.id, decision.axis, first, last)
+    return () if region is None else (region,)

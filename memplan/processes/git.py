@@ -1,0 +1,209 @@
+"""The only door of git: which commit two branches have in common, and the files in it.
+
+Nothing is checked out and nothing in the repository changes, so nothing is left in it either when
+memplan is killed, and several may look at once. No hook and no filter of the repository is run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from memplan.errors import RuntimeUnavailableError, UsageError
+
+_LINK, _SUBMODULE = "120000", "160000"
+_AT_ONCE = 400  # paths in one command line
+_QUIET = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
+_QUIET |= {"GIT_LITERAL_PATHSPECS": "1"}  # a name may begin with a colon
+_SHALLOW_HINT = (
+    "fetch the history: git fetch --unshallow (actions/checkout: fetch-depth: 0; GitLab: "
+    'GIT_DEPTH: "0")'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """What a commit has at a path: ``oid`` and ``nbytes`` of the content."""
+
+    mode: str
+    oid: str
+    nbytes: int
+
+    @property
+    def is_link(self) -> bool:
+        """Whether the content is where a symbolic link leads."""
+        return self.mode == _LINK
+
+    @property
+    def is_submodule(self) -> bool:
+        """Whether another repository stands there, whose files are not in this one."""
+        return self.mode == _SUBMODULE
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A git repository with files; ``root`` is the folder that paths in it are relative to."""
+
+    root: Path
+
+    def merge_base(self, ref: str) -> str:
+        """The commit at which HEAD and ``ref`` parted.
+
+        Raises:
+            UsageError: there is no such commit, or the two have none in common.
+            RuntimeUnavailableError: the history that would tell is not there.
+        """
+        if not ref or ref.startswith("-") or "\0" in ref:
+            raise UsageError(f"--base {ref!r} is not a commit", "give a branch, a tag or a hash")
+        if self._line("rev-parse", "--verify", "--quiet", "HEAD^{commit}") is None:
+            raise UsageError("--base: the repository has no commit yet", "commit something first")
+        commit = self._line("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+        if commit is None:
+            raise self._no_commit(ref)
+        found = self._line("merge-base", "HEAD", commit)
+        if found is not None:
+            return found
+        if self._is_shallow():
+            raise RuntimeUnavailableError(
+                f"--base {ref}: this clone is shallow and holds no commit that {ref} and HEAD "
+                "have in common",
+                _SHALLOW_HINT,
+            )
+        raise UsageError(
+            f"--base {ref}: it has no commit in common with HEAD", "give another branch"
+        )
+
+    def _no_commit(self, ref: str) -> UsageError | RuntimeUnavailableError:
+        if self._line("rev-parse", "--verify", "--quiet", f"origin/{ref}^{{commit}}") is not None:
+            return UsageError(f"--base {ref}: there is no such commit", f"--base origin/{ref}")
+        if self._is_shallow():
+            return RuntimeUnavailableError(
+                f"--base {ref}: this clone is shallow and holds no such commit", _SHALLOW_HINT
+            )
+        return UsageError(
+            f"--base {ref}: there is no such commit", "git branch --all lists the branches"
+        )
+
+    def _is_shallow(self) -> bool:
+        return self._line("rev-parse", "--is-shallow-repository") == "true"
+
+    def path_of(self, file: Path) -> str | None:
+        """The path of ``file`` in the repository; None where it lies outside."""
+        real = os.path.join(os.path.realpath(file.parent), file.name)
+        path = os.path.relpath(real, self.root)
+        outside = path == os.pardir or path.startswith(os.pardir + os.sep) or os.path.isabs(path)
+        return None if outside else path.replace(os.sep, "/")
+
+    def blobs(self, commit: str, paths: Iterable[str]) -> dict[str, Blob]:
+        """What ``commit`` has at these paths, folders and what does not exist left out."""
+        wanted, found = sorted(set(paths)), dict[str, Blob]()
+        for start in range(0, len(wanted), _AT_ONCE):
+            part = wanted[start : start + _AT_ONCE]
+            listed = self._run("ls-tree", "-z", "-l", "--full-tree", commit, "--", *part).stdout
+            for line in filter(None, os.fsdecode(listed).split("\0")):
+                facts, _, path = line.partition("\t")
+                mode, kind, oid, nbytes = facts.split()
+                if kind != "tree":
+                    found[path] = Blob(mode, oid, int(nbytes) if nbytes.isdecimal() else 0)
+        return found
+
+    def content(self, blob: Blob) -> bytes:
+        """The bytes of a blob.
+
+        Raises:
+            RuntimeUnavailableError: it is not here and cannot be fetched.
+        """
+        done = self._run("cat-file", "blob", blob.oid)
+        if done.returncode:
+            raise _failed(done)
+        return done.stdout
+
+    def extract(self, blob: Blob, file: Path) -> None:
+        """Write a blob to ``file``, without holding it in memory.
+
+        Raises:
+            RuntimeUnavailableError: it is not here and cannot be fetched.
+        """
+        with file.open("wb") as stream:
+            done = self._run("cat-file", "blob", blob.oid, output=stream.fileno())
+        if done.returncode:
+            raise _failed(done)
+
+    def smudge_large(self, pointer: bytes, oid: str, file: Path) -> bool:
+        """Write what a Git LFS pointer stands for to ``file``: from what was fetched already, else
+        through ``git lfs``; False where neither has it."""
+        folder = self._line("rev-parse", "--path-format=absolute", "--git-common-dir")
+        stored = Path(folder or "", "lfs", "objects", oid[:2], oid[2:4], oid)
+        if folder and stored.is_file():
+            shutil.copyfile(stored, file)  # no link: what is written beside it must not follow one
+            return True
+        with file.open("wb") as stream:
+            done = self._run("lfs", "smudge", output=stream.fileno(), given=pointer)
+        if done.returncode == 0 and file.stat().st_size != len(pointer):
+            return True
+        file.unlink()
+        return False
+
+    def _line(self, *arguments: str) -> str | None:
+        """The one line that git answers; None where it fails."""
+        done = self._run(*arguments)
+        lines = os.fsdecode(done.stdout).splitlines()
+        return lines[0] if done.returncode == 0 and lines else None
+
+    def _run(
+        self, *arguments: str, output: int = subprocess.PIPE, given: bytes | None = None
+    ) -> subprocess.CompletedProcess[bytes]:
+        return _git(self.root, *arguments, output=output, given=given)
+
+
+def repository_of(folder: Path) -> Repository:
+    """The repository that ``folder`` lies in.
+
+    Raises:
+        UsageError: it lies in none.
+        RuntimeUnavailableError: git is not installed.
+    """
+    done = _git(folder, "rev-parse", "--show-toplevel")
+    root = os.fsdecode(done.stdout).rstrip("\n")
+    if done.returncode == 0 and root:
+        return Repository(Path(os.path.realpath(root)))
+    said = _said(done)
+    if "dubious ownership" in said:
+        raise RuntimeUnavailableError(
+            f"git does not trust this repository: {said}",
+            "git config --global --add safe.directory FOLDER",
+        )
+    raise UsageError(
+        f"--base: {folder} is not in the work tree of a git repository",
+        "run it where the models are committed, or leave --base out",
+    )
+
+
+def _git(
+    folder: Path, *arguments: str, output: int = subprocess.PIPE, given: bytes | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            stdout=output,
+            stderr=subprocess.PIPE,
+            input=given if given is not None else b"",
+            env={**os.environ, **_QUIET},
+        )
+    except FileNotFoundError:
+        raise RuntimeUnavailableError("--base: git is not installed", "install git") from None
+
+
+def _said(done: subprocess.CompletedProcess[bytes]) -> str:
+    lines = done.stderr.decode(errors="replace").splitlines()
+    return lines[0].removeprefix("fatal: ").removeprefix("error: ") if lines else ""
+
+
+def _failed(done: subprocess.CompletedProcess[bytes]) -> RuntimeUnavailableError:
+    return RuntimeUnavailableError(
+        f"git cannot read a file of the base: {_said(done)}", "git fsck tells what is missing"
+    )

@@ -1,0 +1,89 @@
+"""Estimated seconds of PyTorch's operators: the roofline of a device.
+
+As for ONNX nodes (:mod:`memplan.ops.cost`): time = max(FLOPs / compute rate, bytes moved /
+bandwidth) + latency per kernel; views cost nothing. FLOPs are PyTorch's own count, where it has
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from memplan.ops.cost import Device, device_for
+from memplan.pytorch.solver_joint import SIZE, Joint, Operator, size_of, value_of
+
+_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_ATTENTION_BACK = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def device_of(joint: Joint) -> Device:
+    """The roofline for the device that a graph runs on."""
+    values = [value_of(each) for each in (*joint.held, *joint.tangents)]
+    kinds = {each.device.type for each in values if isinstance(each, torch.Tensor)}
+    return device_for("cuda" if "cuda" in kinds else "cpu")
+
+
+def operator_costs(operators: Sequence[Operator], device: Device) -> list[float]:
+    """Estimated seconds of each operator."""
+    return [_seconds(op, device) for op in operators]
+
+
+def _seconds(op: Operator, device: Device) -> float:
+    if op.is_view or op.refusal == SIZE:
+        return 0.0
+    moved = sum(map(_extent, op.reads)) + _bytes(value_of(op.node))
+    work = max(flops(op.node), _bytes(value_of(op.node)) / 4)
+    return max(work / device.flops_per_second, moved / device.bytes_per_second) + (
+        device.kernel_seconds
+    )
+
+
+def _extent(node: fx.Node) -> int:
+    return _bytes(value_of(node))
+
+
+def _bytes(value: Any) -> int:
+    """Bytes of the elements of all tensors in a value."""
+    return sum(
+        size_of(each.numel()) * each.dtype.itemsize
+        for each in tree_leaves(value)
+        if isinstance(each, torch.Tensor)
+    )
+
+
+def flops(node: fx.Node) -> float:
+    """Floating-point operations of a product, convolution or attention; 0 of anything else."""
+    packet = getattr(node.target, "overloadpacket", None)
+    shapes = tree_map(
+        lambda each: _shape(value_of(each)) if isinstance(each, fx.Node) else each,
+        (node.args, node.kwargs),
+    )
+    if packet is _ATTENTION:
+        return float(sdpa_flop_count(*shapes[0][:3]))
+    if packet is _ATTENTION_BACK:
+        return float(sdpa_backward_flop_count(*shapes[0][:4]))
+    if packet not in flop_registry:
+        return 0.0
+    given = tree_map(_meta, (node.args, node.kwargs, value_of(node)))
+    args, kwargs, made = given
+    return float(flop_registry[packet](*args, **kwargs, out_val=made))
+
+
+def _shape(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.Size(size_of(each) for each in value.shape)
+    return value
+
+
+def _meta(value: Any) -> Any:
+    """What a formula of FLOPs reads of an argument: tensors of its sizes, which hold no memory."""
+    found = value_of(value) if isinstance(value, fx.Node) else value
+    if isinstance(found, torch.Tensor):
+        return torch.empty(_shape(found), device="meta")
+    return size_of(found) if isinstance(found, torch.SymInt) else found

@@ -1,0 +1,245 @@
+"""A joint graph as a problem for the planner, and the least that any plan needs.
+
+The backward pass begins at the *boundary*: a node of the problem that reads what the forward pass
+returns and makes the tangents. What runs before it is the forward graph, what runs behind it the
+backward graph, and what crosses it is saved. So one sequence says everything: the order in both
+halves, what is saved, and what is computed again, where, and how often.
+
+Operators run one after the other, results are allocated when they run, and storages are freed
+behind their last reader, as in the code that AOTAutograd generates for the backend ``aot_eager``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import fx
+
+from memplan.planning.tokens import in_turn
+from memplan.pytorch.solver_joint import (
+    RANDOM,
+    Joint,
+    in_backward,
+    in_forward,
+    storage_bytes,
+    value_of,
+    written_to,
+)
+from memplan.solver.problem import NONE, Arrays, Flags, Ints, Problem
+from memplan.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TorchFloor:
+    """Bytes that every plan needs beside the resident ones, and what needs them."""
+
+    nbytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedJoint:
+    """A joint graph as arrays. Node ``i`` is operator ``i``; the last one is the boundary.
+
+    ``tensor_of``: the tensor of every graph node that is read or returned.
+    """
+
+    joint: Joint
+    arrays: Arrays
+    order: Ints
+    tensor_of: dict[fx.Node, int]
+    floor: TorchFloor
+
+    @property
+    def boundary(self) -> int:
+        """The node at which the backward pass begins."""
+        return len(self.joint.operators)
+
+    def problem(self, budget: int) -> Problem:
+        """The problem for a budget of dynamic bytes."""
+        count = len(self.arrays.cost)
+        return Problem(
+            self.arrays,
+            self.order,
+            budget,
+            self.order,
+            np.zeros(count, np.bool_),
+            np.ones(count, np.bool_),
+            self._forward(),
+        )
+
+    def _forward(self) -> Flags:
+        flags = np.zeros(len(self.arrays.cost), np.bool_)
+        flags[: self.joint.forward] = True
+        return flags
+
+
+class _Tensors:
+    """Tensors of a problem, as they are named one by one."""
+
+    def __init__(self) -> None:
+        self.of: dict[fx.Node, int] = {}
+        self.nbytes: list[int] = []
+        self.resident: list[bool] = []
+        self.maker: list[int] = []
+        self.root: list[int] = []
+
+    def add(
+        self, node: fx.Node | None, nbytes: int, resident: bool, maker: int, of: int = NONE
+    ) -> int:
+        """One tensor more; ``of``: what it is a view of."""
+        index = len(self.nbytes)
+        self.nbytes.append(nbytes)
+        self.resident.append(resident)
+        self.maker.append(maker)
+        self.root.append(index if of == NONE else self.root[of])
+        if node is not None:
+            self.of[node] = index
+        return index
+
+
+def encode_joint(joint: Joint, costs: Sequence[float]) -> EncodedJoint:
+    """Encode a joint graph; ``costs``: seconds of its operators."""
+    tensors = _Tensors()
+    count = len(joint.operators)
+    for each in joint.held:
+        tensors.add(each, storage_bytes(value_of(each)), True, NONE)
+    written: list[list[int]] = []
+    alias_of: list[int] = []
+    made = [tensors.add(t, storage_bytes(value_of(t)), False, NONE) for t in joint.tangents]
+    for index, op in enumerate(joint.operators):
+        maker = NONE if op.refusal else index
+        own = []
+        for node, nbytes, shared in zip(op.results, op.nbytes, op.shares, strict=True):
+            of = NONE if shared is None else tensors.of[shared]
+            # The planner looks at what a view lies in; a view of no bytes would be free to keep.
+            size = nbytes if shared is None else tensors.nbytes[of]
+            own.append(tensors.add(node, size, False, maker, of))
+            alias_of.append(of)
+        written.append(own)
+    written.append(made)
+    alias_of.extend([NONE] * len(made))
+    outputs = [tensors.of[t] for t in joint.forward_outputs]
+    reads = [[tensors.of[t] for t in op.reads] for op in joint.operators]
+    reads.append(sorted(set(outputs)))
+    pinned = np.zeros(len(tensors.nbytes), np.bool_)
+    held = [*outputs, *(tensors.of[t] for t in joint.backward_outputs)]
+    roots = [root for root in {tensors.root[t] for t in held} if not tensors.resident[root]]
+    pinned[roots] = True
+    arrays = _arrays(tensors, reads, written, alias_of, pinned, [*costs, 0.0])
+    order = [*range(joint.forward), count, *range(joint.forward, count)]
+    rank = np.zeros(count + 1, np.int64)
+    rank[order] = np.arange(count + 1)
+    arrays = arrays._replace(rank=rank)
+    arrays = in_turn(arrays, _pairs(joint, tensors))
+    makers = np.full(len(arrays.nbytes), NONE, np.int64)
+    makers[: len(tensors.maker)] = tensors.maker
+    arrays = arrays._replace(
+        maker=makers,
+        fleeting=np.ones(len(arrays.writes), np.bool_),
+        overwriter=_over(joint, tensors, arrays),
+    )
+    floor = _floor(joint, arrays, tensors.root)
+    return EncodedJoint(joint, arrays, np.asarray(order, np.int64), tensors.of, floor)
+
+
+def _arrays(
+    tensors: _Tensors,
+    reads: list[list[int]],
+    written: list[list[int]],
+    alias_of: list[int],
+    pinned: Flags,
+    costs: Sequence[float],
+) -> Arrays:
+    count, slots = len(reads), len(alias_of)
+    return Arrays(
+        read_start=_starts(reads),
+        reads=_flat(reads),
+        write_start=_starts(written),
+        writes=_flat(written),
+        alias_of=np.asarray(alias_of, dtype=np.int64),
+        inplace_start=np.zeros(slots + 1, np.int64),
+        inplace_of=np.zeros(0, np.int64),
+        droppable=np.zeros(slots, np.bool_),
+        fleeting=np.ones(slots, np.bool_),
+        nbytes=np.asarray(tensors.nbytes, dtype=np.int64),
+        alike=np.arange(len(tensors.nbytes), dtype=np.int64),
+        resident=np.asarray(tensors.resident, dtype=np.bool_),
+        pinned=pinned,
+        eager=np.zeros(count, np.bool_),
+        maker=np.zeros(0, np.int64),
+        rank=np.zeros(count, np.int64),
+        cost=np.asarray(costs, dtype=np.float64),
+        workspace=np.zeros(count, np.int64),
+        inside=np.zeros(count, np.int64),
+    )
+
+
+def _starts(rows: Sequence[Sequence[int]]) -> Ints:
+    return np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+
+
+def _flat(rows: Iterable[Iterable[int]]) -> Ints:
+    return np.asarray([each for row in rows for each in row], dtype=np.int64)
+
+
+def _pairs(joint: Joint, tensors: _Tensors) -> list[tuple[int, int]]:
+    """What must run before what, where data does not say so."""
+    boundary = len(joint.operators)
+    found: set[tuple[int, int]] = set()
+    drawn: int | None = None
+    readers: dict[int, list[int]] = {}
+    for index, op in enumerate(joint.operators):
+        if in_forward(op.node):
+            found.add((index, boundary))
+        if in_backward(op.node):
+            found.add((boundary, index))
+        if op.refusal == RANDOM:
+            # All take from one stream: their turn is part of what they draw.
+            if drawn is not None:
+                found.add((drawn, index))
+            drawn = index
+        for target in written_to(op.node):
+            others = readers.get(tensors.root[tensors.of[target]], ())
+            found.update((reader, index) for reader in others)
+        for each in op.reads:
+            readers.setdefault(tensors.root[tensors.of[each]], []).append(index)
+    return sorted(found)
+
+
+def _over(joint: Joint, tensors: _Tensors, arrays: Arrays) -> Ints:
+    """Who writes over the resident memory in which a tensor lies, by tensor."""
+    writer = {
+        tensors.root[tensors.of[target]]: index
+        for index, op in enumerate(joint.operators)
+        for target in written_to(op.node)
+    }
+    if not writer:
+        return np.zeros(0, np.int64)
+    found = np.full(len(arrays.nbytes), NONE, np.int64)
+    for tensor, root in enumerate(tensors.root):
+        found[tensor] = writer.get(root, NONE)
+    for op in joint.operators:
+        if written_to(op.node):  # its own result is the memory after the write
+            found[[tensors.of[each] for each in op.results if each is not None]] = NONE
+    return found
+
+
+def _floor(joint: Joint, arrays: Arrays, root: list[int]) -> TorchFloor:
+    """The most that one operator has in hand at once, or that is returned in the end."""
+    pinned = np.flatnonzero(arrays.pinned)
+    best = TorchFloor(
+        int(arrays.nbytes[pinned].sum()), "the results of the step, gradients among them"
+    )
+    for index, op in enumerate(joint.operators):
+        own = arrays.writes[arrays.write_start[index] : arrays.write_start[index + 1]]
+        read = arrays.reads[arrays.read_start[index] : arrays.read_start[index + 1]]
+        there = {root[t] for t in (*own.tolist(), *read.tolist()) if t < len(root)}
+        need = sum(int(arrays.nbytes[t]) for t in there if not arrays.resident[t])
+        if need > best.nbytes:
+            largest = sorted(there, key=lambda t: -int(arrays.nbytes[t]))[:3]
+            sizes = ", ".join(format_bytes(int(arrays.nbytes[t])) for t in largest)
+            best = TorchFloor(need, f"'{op.name}', which needs {sizes} at once")
+    return best

@@ -1,0 +1,49 @@
+"""Workflow commands of GitHub Actions: a finding beside the lines of a pull request.
+
+GitHub keeps ten annotations of each level per step, so that nine are written and one that says how
+many more there are. In data, ``%`` and line ends are escaped; in properties ``:`` and ``,`` too:
+what a model calls its tensors can end neither.
+"""
+
+from __future__ import annotations
+
+from memplan.api.check.checking import CheckResult
+from memplan.api.check.verdict import verdict
+from memplan.report.check.findings import Finding, Level, commands, findings, reported
+from memplan.units import counted, printable
+
+MOST = 9
+_TITLE = 120
+
+
+def github_annotations(result: CheckResult) -> str:
+    """The commands, worst first, and the verdict as a line of the log."""
+    found = reported(findings(result))
+    lines = [_command(finding) for finding in found[:MOST]]
+    more = found[MOST:]
+    if more:
+        level = Level.ERROR if any(f.level is Level.ERROR for f in more) else Level.NOTICE
+        text = f"{counted(len(more), 'more finding')}: see the log or the step summary"
+        lines.append(f"::{level} title=memplan::{_data(text)}")
+    return "\n".join([*lines, printable(f"memplan: {verdict(result)}")]) + "\n"
+
+
+def _command(finding: Finding) -> str:
+    properties = (
+        f"file={_property(finding.file)},line={finding.line},"
+        f"title={_property(_short(f'memplan: {finding.kind}: {finding.path}'))}"
+    )
+    body = "\n".join([finding.title, *finding.causes, *commands(finding)])
+    return f"::{finding.level} {properties}::{_data(body)}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _TITLE else f"{text[: _TITLE - 1]}…"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

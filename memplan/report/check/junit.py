@@ -1,0 +1,56 @@
+"""JUnit's XML: a case per model, as CI services show tests.
+
+What cannot be compared is skipped and not failed; what could not be read is an error.
+"""
+
+from __future__ import annotations
+
+from xml.sax.saxutils import escape, quoteattr
+
+from memplan.api.check.checking import CheckResult
+from memplan.api.check.compare_locks import Status
+from memplan.report.check.findings import Finding, Level, findings, in_repository
+
+
+def junit(result: CheckResult) -> str:
+    """The text of the report."""
+    found = findings(result)
+    kinds = [_outcome(finding) for finding in found]
+    counts = (
+        f'tests="{len(found)}" failures="{kinds.count("failure")}" '
+        f'errors="{kinds.count("error")}" time="0"'
+    )
+    skipped = f'skipped="{kinds.count("skipped")}"'
+    lock = in_repository(result.lock) if result.has_lock else "memplan check"
+    cases = [_case(finding, kind, lock) for finding, kind in zip(found, kinds, strict=True)]
+    return "\n".join(
+        [
+            '<?xml version="1.0" encoding="UTF-8"?>',
+            f'<testsuites name="memplan check" {counts}>',
+            f"  <testsuite name={quoteattr(lock)} {counts} {skipped}>",
+            *cases,
+            "  </testsuite>",
+            "</testsuites>",
+            "",
+        ]
+    )
+
+
+def _outcome(finding: Finding) -> str:
+    if finding.entry is None:
+        return "error"
+    if finding.level is Level.ERROR:
+        return "failure"
+    return "skipped" if finding.entry.status is Status.ACCOUNTING else "passed"
+
+
+def _case(finding: Finding, outcome: str, lock: str) -> str:
+    head = f'    <testcase name={quoteattr(finding.path)} classname={quoteattr(lock)} time="0"'
+    text = escape("\n".join(finding.lines))
+    if outcome == "passed":
+        return f"{head}>\n      <system-out>{text}</system-out>\n    </testcase>"
+    message = quoteattr("; ".join([finding.title, *finding.causes]))
+    if outcome == "skipped":
+        return f"{head}>\n      <skipped message={message}/>\n    </testcase>"
+    inside = f"<{outcome} message={message} type={quoteattr(finding.kind)}>{text}</{outcome}>"
+    return f"{head}>\n      {inside}\n    </testcase>"

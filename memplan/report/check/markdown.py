@@ -1,0 +1,186 @@
+"""A comment for a pull request: the verdict first, then what changed, then why.
+
+GitHub cuts comments at 65,536 characters, so this stays below 60,000 and says how many it left
+out. Names stand in code spans, where neither a mention nor a link nor HTML is anything but text.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable
+from urllib.parse import quote
+
+from memplan.api.check.checking import CheckResult
+from memplan.api.check.compare_locks import Status
+from memplan.api.check.text import notes
+from memplan.api.check.verdict import growth, headline, verdict
+from memplan.report.check.findings import Finding, Level, findings, in_repository
+from memplan.units import counted, format_bytes, printable
+
+MOST_CHARACTERS = 60_000
+MARKER = "<!-- memplan check lock="
+"""How the hidden line begins by which a later run finds its comment."""
+_MOST_TABLE = 20_000
+_MOST_PATH, _MOST_CAUSE, _MOST_NAME = 60, 110, 28
+_MOST_BLOCK = 6_000
+_MOST_NOTES = 3
+_PLAIN = re.compile(r"(?!www\.)[A-Za-z0-9]+(?:[ ._-][A-Za-z0-9]+)*")
+_MARKUP = re.compile(r"[\\`*_{}\[\]<>#!|~@&$]|:(?! )")
+_WORDS = {
+    Status.MISSING: "missing: only the lock lists it",
+    Status.ORPHAN: "not in the lock",
+    Status.ACCOUNTING: "not comparable: record it again",
+    Status.NEW: "new",
+    Status.REMOVED: "removed",
+}
+
+
+def markdown(result: CheckResult) -> str:
+    """The text of the comment."""
+    found = findings(result)
+    changed = [finding for finding in found if _has_changed(finding)]
+    unchanged = len(found) - len(changed)
+    tail = [] if not unchanged or not changed else [f"{unchanged:,} unchanged"]
+    told = [_plain(note, _MOST_CAUSE * 3) for note in notes(result)]
+    tail += [f"note: {note}" for note in told[:_MOST_NOTES]]
+    end = "\n\n".join([*tail, _marker(result)]) + "\n"
+    parts = [_first_line(result)]
+    parts += _table(changed, result) if changed else []
+    room = MOST_CHARACTERS - sum(len(part) + 2 for part in parts) - len(end)
+    parts += _details([f for f in changed if f.level is not Level.NONE], room)
+    return "\n\n".join([*parts, end])
+
+
+def _has_changed(finding: Finding) -> bool:
+    entry = finding.entry
+    if entry is None or entry.status is not Status.OK:
+        return True
+    return bool(entry.growth_bytes or entry.since_base_bytes)
+
+
+def _first_line(result: CheckResult) -> str:
+    worst = headline(result)
+    line = f"**memplan: {verdict(result)}**"
+    if worst is None:
+        return line
+    name, change = worst
+    shown = name if _PLAIN.fullmatch(name) and len(name) <= _MOST_NAME else _code(name, _MOST_NAME)
+    return f"{line} · {shown} {change}"
+
+
+def _table(changed: list[Finding], result: CheckResult) -> list[str]:
+    """Changed models, as many as there is room for."""
+    locked, based = result.has_lock, result.base is not None
+    names = ["model", *(["locked"] if locked else []), *(["base"] if based else []), "now"]
+    names += ["change", "why"]
+    sides = "|".join(":-" if name in _LEFT else "-:" for name in names)
+    head = [f"| {' | '.join(names)} |", f"|{sides}|"]
+    rows: list[str] = []
+    room = _MOST_TABLE
+    for finding in changed:
+        row = f"| {' | '.join(_cells(finding, locked, based))} |"
+        room -= len(row)
+        if room < 0:
+            break
+        rows.append(row)
+    more = len(changed) - len(rows)
+    table = "\n".join([*head, *rows])
+    parts = [table, f"{counted(more, 'model')} more"] if more else [table]
+    if result.base is not None:
+        ref = _code(result.base.ref, _MOST_NAME)
+        parts.append(f"base: the merge-base with {ref}, {result.base.short}")
+    return parts
+
+
+_LEFT = frozenset({"model", "change", "why"})
+
+
+def _cells(finding: Finding, locked: bool, based: bool) -> list[str]:
+    entry = finding.entry
+    cause = _plain(finding.causes[0], _MOST_CAUSE) if finding.causes else ""
+    before = entry.locked_peak_bytes if entry is not None else None
+    base = entry.base.entry.peak_bytes if entry is not None and entry.base is not None else None
+    now = entry.peak_bytes if entry is not None else None
+    return [
+        _code(finding.path, _MOST_PATH),
+        *([_size(before)] if locked else []),
+        *([_size(base)] if based else []),
+        _size(now),
+        _change(finding),
+        cause,
+    ]
+
+
+def _size(nbytes: int | None) -> str:
+    return "" if nbytes is None else format_bytes(nbytes)
+
+
+def _change(finding: Finding) -> str:
+    entry = finding.entry
+    if entry is None:
+        return "**could not be read**"
+    if entry.status in _WORDS:
+        text = _WORDS[entry.status]
+    elif finding.kind == "over-max-peak":
+        over = (entry.peak_bytes or 0) - (entry.max_peak_bytes or 0)
+        text = f"{format_bytes(over)} above --max-peak"
+    elif finding.kind == "too-loose":
+        text = f"{growth(entry)}: the lock is too loose"
+    elif entry.growth_bytes:
+        tolerated = entry.status is Status.OK and entry.growth_bytes > 0
+        text = f"{growth(entry)} within the tolerance" if tolerated else growth(entry)
+    else:
+        text = f"{growth(entry)} since the base, as locked"
+    return f"**{text}**" if finding.level is Level.ERROR else text
+
+
+def _details(told: Iterable[Finding], room: int) -> list[str]:
+    """The text report of each finding, folded, while there is room."""
+    parts: list[str] = []
+    left = 0
+    for finding in told:
+        part = _folded(finding)
+        if left or len(part) + 40 > room:
+            left += 1
+            continue
+        room -= len(part) + 2
+        parts.append(part)
+    return [*parts, f"details of {left:,} more: see the log"] if left else parts
+
+
+def _folded(finding: Finding) -> str:
+    text = "\n".join(finding.lines)
+    if len(text) > _MOST_BLOCK:
+        text = f"{text[:_MOST_BLOCK]}…"
+    # Longer than any run of backticks in the text, so that nothing in it ends the block.
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    name = html.escape(_shortened(finding.path, _MOST_PATH))
+    summary = f"<summary><code>{name}</code>: {html.escape(finding.kind)}</summary>"
+    return f"<details>{summary}\n\n{fence}text\n{text}\n{fence}\n\n</details>"
+
+
+def _plain(text: str, most: int) -> str:
+    """Words of memplan's with names in them: nothing in it is markup."""
+    short = _shortened(text, most)
+    return _MARKUP.sub(lambda match: f"&#{ord(match[0])};", short.replace("->", "→"))
+
+
+def _code(text: str, most: int) -> str:
+    """A name in a code span, which nothing in it ends."""
+    return f"`{_shortened(text, most).replace('`', chr(39)).replace('|', '¦')}`"
+
+
+def _shortened(text: str, most: int) -> str:
+    """The beginning and the end of a long text, on one line."""
+    line = printable(text)
+    if len(line) <= most:
+        return line
+    half = (most - 1) // 2
+    return f"{line[:half]}…{line[-half:]}"
+
+
+def _marker(result: CheckResult) -> str:
+    path = quote(in_repository(result.lock), safe="/._").replace("--", "-%2D")
+    return f"{MARKER}{path} -->"

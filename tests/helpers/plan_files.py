@@ -1,0 +1,60 @@
+"""A small plan file with something in every field, and the published schema."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import memplan
+from memplan.planning.plan_file import (
+    ChunkDecision,
+    FormNode,
+    LoopDecision,
+    PassDecision,
+    PlainDecision,
+    PlanFile,
+    PlannedModel,
+    Settings,
+    TensorDecision,
+)
+
+SMALL = PlanFile(
+    memplan=memplan.__version__,
+    accounting=1,
+    model=PlannedModel("f" * 32, 3, 5, "onnxruntime 1.31.1", "e" * 32),
+    session="tuned",
+    provider="cpu",
+    dims={"N": 8, "L": 16},
+    optimize="extended",
+    settings=Settings("loss", ("in-place",), ("w*",), "cpu", ("packed",), {"mark": "yes"}),
+    budget_bytes=1000,
+    baseline_peak_bytes=1500,
+    predicted_peak_bytes=900,
+    predicted_peak_with_workspace_bytes=990,
+    extra_cost_fraction=0.25,
+    bound_fraction=0.2,
+    bound_kind="any order",
+    strategy="search",
+    tensors=(
+        TensorDecision("h", "fc1", "MatMul", "blocks.0", 512),
+        TensorDecision("p", "soft\nmax", "Softmax", None, 256, "recomputed", 2, 0.5, 4),
+    ),
+    chunks=(ChunkDecision("layers", ("h",), 0, 4, "fc1", "grad"),),
+    chunk_cost_fraction=0.01,
+    loops=(LoopDecision("scan", "scan_grad", ("a", "b")),),
+    passes=(PassDecision("prune", True), PassDecision("order", False)),
+    plain=PlainDecision(("x",), ("h",)),
+    order=("fc1", "soft\nmax", "grad"),
+    sequence=("fc1", "soft\nmax", FormNode("packed", "h", 0), "soft\nmax", "grad"),
+)
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs/schemas/plan.schema.json").read_text())
+
+
+def assert_of_schema(data: object) -> None:
+    """Hold a plan's JSON against the schema, where jsonschema is installed."""
+    try:
+        import jsonschema
+    except ImportError:
+        return
+    jsonschema.validate(data, SCHEMA)

@@ -1,0 +1,242 @@
+"""A plan file applied again: the same bytes without a search, and on another graph what holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.effort import tries
+from helpers.graphs import parse
+from helpers.models import each, sample_models
+from helpers.plan_files import assert_of_schema
+from memplan.api.rewrite import proved, rewriting
+from memplan.api.rewrite.goal import RewriteOptions
+from memplan.api.rewrite.rewriting import Rewrite, replay, rewrite
+from memplan.errors import InfeasibleError, MemplanError, PlanError
+from memplan.planning.plan_file import PlanFile, parse_plan, read_plan
+from memplan.units import parse_budget, parse_size
+
+SAMPLES = Path(__file__).parents[4] / "sample_models"
+CHAIN = """
+g (float[256] x) => (float y)
+{
+    [a] a = Exp(x) [b] b = Exp(a) [c] c = Sqrt(b) [d] d = Sin(c) [e] e = Cos(d)
+    [f] f = Mul(e, d) [g] g = Mul(f, c) [h] h = Mul(g, b) [i] i = Mul(h, a)
+    [y] y = ReduceSum<keepdims = 0>(i)
+}"""
+FAST = parse_size("1TB")
+Edit = Callable[[dict[str, Any]], object]
+
+
+def options(budget: str, **more: Any) -> RewriteOptions:
+    """By rounds, so that a test takes no longer than it must."""
+    return RewriteOptions(parse_budget(budget), effort=1, **more)
+
+
+def no_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search from here on is a failure."""
+
+    def searched(*_: Any) -> None:
+        raise AssertionError("a replay looked for a plan")
+
+    monkeypatch.setattr(proved, "find_plan", searched)
+    monkeypatch.setattr(rewriting, "_warm_up", searched)
+
+
+def same_again(
+    model: Path, folder: Path, asked: RewriteOptions, monkeypatch: pytest.MonkeyPatch
+) -> Rewrite:
+    """What a replay of the plan from its file gives, byte by byte that of the search."""
+    first = rewrite(model, asked, folder / "first.onnx")
+    first.record.save(folder / "plan.json")
+    with monkeypatch.context() as patched:
+        no_search(patched)
+        again = replay(model, folder / "plan.json", folder / "again.onnx", strict=True)
+    assert (folder / "again.onnx").read_bytes() == (folder / "first.onnx").read_bytes()
+    assert again.replay is not None
+    assert again.replay.exact
+    assert again.record == first.record
+    return again
+
+
+@pytest.mark.parametrize("model", each(sample_models()))
+def test_a_replay_gives_the_same_bytes(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dims = {"N": 4} if "dynamic" in model.name else None
+    first = rewrite(model, options("60%"), tmp_path / "first.onnx", dims=dims)
+    with monkeypatch.context() as patched:
+        no_search(patched)
+        replay(model, first.record, tmp_path / "again.onnx", strict=True)
+    assert (tmp_path / "again.onnx").read_bytes() == (tmp_path / "first.onnx").read_bytes()
+    assert_of_schema(json.loads(first.record.text()))
+
+
+@pytest.mark.parametrize("name", ["predicted_peak_bytes", "predicted_peak_with_workspace_bytes"])
+def test_the_simulator_is_held_against_the_peak_that_the_evaluator_found(
+    chain: tuple[Path, PlanFile], name: str
+) -> None:
+    """The file has the evaluator's figure, which a replay does not ask for again."""
+    model, plan = chain
+    edited = dataclasses.replace(plan, **{name: getattr(plan, name) - 4})
+    with pytest.raises(PlanError, match=rf"the plan's {name}: .* and simulation finds"):
+        replay(model, edited, dry_run=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "budget", "more"),
+    [
+        ("gpt_dropout", "60%", {"session": "default"}),
+        ("mlp_adamw", "80%", {"session": "default"}),
+        ("gpt_dropout", "50%", {"chunk": "regions", "time_limit": 10.0}),
+        (
+            "gpt_dropout",
+            "35%",
+            {"provider": "cuda", "offload": True, "host_link": FAST, "effort": 1},
+        ),
+        ("cnn_bn", "60%", {"optimize": "none"}),
+        ("gpt_dropout", "100%", {"strategy": "segments"}),
+        ("mlp_adamw", "100%", {}),
+    ],
+)
+def test_chunks_forms_fences_and_strategies_are_replayed(
+    model: str,
+    budget: str,
+    more: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = RewriteOptions(parse_budget(budget), **{"time_limit": 3.0, **more})
+    again = same_again(SAMPLES / f"{model}.onnx", tmp_path, asked, monkeypatch)
+    if "chunk" in more:
+        assert again.chunked
+    if "offload" in more:
+        assert again.offload is not None
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PlanFile]:
+    """A small graph and the plan for it."""
+    path = tmp_path_factory.mktemp("chain") / "chain.onnx"
+    onnx.save(parse(CHAIN), path)
+    plan = rewrite(path, options("80%", optimize="none"), dry_run=True).record
+    assert sum(row.times for row in plan.tensors)
+    return path, plan
+
+
+def changed(text: str, folder: Path) -> Path:
+    """The chain as a user changed it."""
+    path = folder / "changed.onnx"
+    onnx.save(parse(text), path)
+    return path
+
+
+def test_what_still_applies_to_a_changed_graph_is_applied(
+    chain: tuple[Path, PlanFile], tmp_path: Path
+) -> None:
+    text = CHAIN.replace("[f] f = Mul(e, d)", "[e2] e2 = Neg(e) [f] f = Mul(e2, d)")
+    model = changed(text.replace("[c] c = Sqrt(b)", "[root] c = Sqrt(b)"), tmp_path)
+    found = replay(model, chain[1], budget="100%", dry_run=True)
+    assert found.replay is not None
+    assert not found.replay.exact
+    assert found.replay.gone == ("c",)
+    assert set(found.replay.new) == {"root", "e2"}
+    assert found.plan.clones
+    assert found.plan.bound_fraction == 0
+    assert any("as far as it holds" in note for note in found.assumptions)
+    order = [node.name for node in found.model.graph.node]
+    assert order.index("e2") == order.index("e") + 1, "a new node runs behind the one it follows"
+
+
+def test_a_changed_graph_is_refused_where_that_is_asked(
+    chain: tuple[Path, PlanFile], tmp_path: Path
+) -> None:
+    model = changed(CHAIN.replace("[e] e = Cos(d)", "[e] e = Sin(d)"), tmp_path)
+    replay(model, chain[1], dry_run=True)
+    with pytest.raises(PlanError, match="not the one that the plan was made for"):
+        replay(model, chain[1], dry_run=True, strict=True)
+
+
+def test_a_result_over_the_budget_is_refused(chain: tuple[Path, PlanFile]) -> None:
+    with pytest.raises(InfeasibleError, match="the plan takes"):
+        replay(chain[0], chain[1], budget="50%", dry_run=True)
+
+
+def test_a_plan_of_another_model_is_refused(chain: tuple[Path, PlanFile]) -> None:
+    with pytest.raises(PlanError, match="of another model: the graph has 0 of the plan's"):
+        replay(SAMPLES / "mlp_adamw.onnx", chain[1], dry_run=True)
+
+
+def swap(plan: dict[str, Any]) -> None:
+    """The first two entries change places."""
+    sequence = plan["sequence"]
+    sequence[0], sequence[1] = sequence[1], sequence[0]
+
+
+EDITS: list[tuple[Edit, str]] = [
+    (swap, r"sequence\[0\]: node 'b' is run before 'a', which"),
+    (lambda plan: plan["sequence"].pop(), "leaves out node 'y'"),
+    (lambda plan: plan["sequence"].append("y"), "node 'y' is run again, and nothing reads it"),
+    (lambda plan: plan["sequence"].append("z"), r"sequence\[\d+\]: the graph has no node 'z'"),
+    (lambda plan: plan.update(session="fast"), "session"),
+    (lambda plan: plan.update(provider="tpu"), "provider"),
+    (lambda plan: plan.update(optimize="most"), "optimize"),
+    (lambda plan: plan.update(strategy="luck"), "strategy"),
+    (lambda plan: plan["settings"].update(device="abacus"), "device profile"),
+    (
+        lambda plan: plan["passes"].append({"name": "magic", "changed": True}),
+        r"passes\[\d+\]: there is no pass 'magic'",
+    ),
+    (lambda plan: plan.update(budget_bytes=1000), "over the budget"),
+]
+
+
+@pytest.mark.parametrize(("edit", "says"), EDITS)
+def test_what_was_edited_into_a_plan_is_found(
+    chain: tuple[Path, PlanFile], edit: Edit, says: str
+) -> None:
+    data = json.loads(chain[1].text())
+    edit(data)
+    with pytest.raises(MemplanError, match=says):
+        replay(chain[0], parse_plan(data), dry_run=True)
+
+
+@settings(max_examples=tries(40))
+@given(st.data())
+def test_no_edit_gives_a_file_that_was_not_proved(
+    chain: tuple[Path, PlanFile], data: st.DataObject
+) -> None:
+    """Whatever order and repetition a file asks for: an error, or a file that computes the same
+    with the peak that it states."""
+    plan = json.loads(chain[1].text())
+    steps = plan["sequence"]
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(0, len(steps) - 1))
+        steps.insert(data.draw(st.integers(0, len(steps))), steps[place])
+        if data.draw(st.booleans()):
+            steps.pop(data.draw(st.integers(0, len(steps) - 1)))
+    try:
+        found = replay(chain[0], parse_plan(plan), budget="100%", dry_run=True)
+    except MemplanError:
+        return
+    assert found.equivalence.reason is None
+    assert len(found.model.graph.node) == len(steps)
+
+
+def test_a_file_is_read_once_and_never_written_over(
+    chain: tuple[Path, PlanFile], tmp_path: Path
+) -> None:
+    chain[1].save(tmp_path / "plan.json")
+    before = (tmp_path / "plan.json").read_bytes()
+    with pytest.raises(MemplanError, match="input"):
+        replay(chain[0], tmp_path / "plan.json", tmp_path / "plan.json", force=True)
+    assert (tmp_path / "plan.json").read_bytes() == before
+    assert read_plan(tmp_path / "plan.json") == chain[1]

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from memplan.api.capture.capture_check import CaptureDiffersError, Check
     from memplan.api.capture.capture_result import Capture
     from memplan.api.capture.capturing import capture
+    from memplan.api.diff.diff_result import Diff
+    from memplan.api.diff.diffing import diff
     from memplan.api.grad.differentiate import grad, gradients
     from memplan.api.grad.training_graph import GradOptions, TrainingGraph
     from memplan.api.lower.lowered import LoweredGraph, LowerOptions, lower
@@ -43,6 +45,7 @@ _HOME = {
     "Capture": "memplan.api.capture.capture_result",
     "CaptureDiffersError": "memplan.api.capture.capture_check",
     "Check": "memplan.api.capture.capture_check",
+    "Diff": "memplan.api.diff.diff_result",
     "Ema": "memplan.pytorch.torch_step",
     "GradOptions": "memplan.api.grad.training_graph",
     "LowerOptions": "memplan.api.lower.lowered",
@@ -61,6 +64,7 @@ _HOME = {
     "Validation": "memplan.api.validate.validation",
     "analyze": "memplan.api.analysis",
     "capture": "memplan.api.capture.capturing",
+    "diff": "memplan.api.diff.diffing",
     "grad": "memplan.api.grad.differentiate",
     "gradients": "memplan.api.grad.differentiate",
     "load": "memplan.runtime.load_session",
@@ -82,6 +86,7 @@ __all__ = [
     "Capture",
     "CaptureDiffersError",
     "Check",
+    "Diff",
     "Ema",
     "GradOptions",
     "LowerOptions",
@@ -100,6 +105,7 @@ __all__ = [
     "Validation",
     "analyze",
     "capture",
+    "diff",
     "grad",
     "gradients",
     "load",

@@ -117,6 +117,12 @@ def format_bytes(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
+def told_apart(before: int, after: int) -> tuple[str, str]:
+    """Two sizes as text; in bytes where rounding would make them look the same."""
+    old, new = format_bytes(before), format_bytes(after)
+    return (old, new) if old != new else (f"{before:,} B", f"{after:,} B")
+
+
 def format_delta(nbytes: int) -> str:
     """A difference with its sign, or ``=`` when there is none."""
     if nbytes == 0:
@@ -134,10 +140,10 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def shortened(names: Sequence[str], most: int = 4) -> str:
-    """The first of some names, and how many more there are."""
-    shown = ", ".join(printable(name) for name in names[:most])
-    return shown + (f" and {len(names) - most:,} more" if len(names) > most else "")
+def listed(names: Sequence[str], most: int) -> str:
+    """``a, b and 3 more``: the first names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

@@ -47,7 +47,6 @@ _COLORS = {
     "check",
     "memplan check --update step.onnx --dim N=32",
     "memplan check --base origin/main step.onnx --dim N=32",
-    "memplan check --max-peak 4GB",
 )
 @click.argument("models", nargs=-1, metavar="[MODEL]...", type=PATH)
 @click.option(

@@ -22,7 +22,7 @@ _LOG = logging.getLogger("memplan.configuration")
 _KEY = "memplan_cli.configuration"
 ALLOWED = frozenset(
     {"dim", "loss", "session", "provider", "state", "runs", "draws", "seed", "threads", "plain"}
-    | {"top", "frontier", "format", "quiet", "verbose", "color", "max-peak", "strict"}
+    | {"top", "frontier", "format", "quiet", "verbose", "color", "max-peak", "strict", "new-dim"}
     | {"budget", "reserve", "strategy", "optimize", "passes", "wrt", "keep", "recompute"}
     | {"scan-recompute", "time-limit", "dry-run", "weights", "device"}
     | {"fit", "fit-dim", "fit-step", "effort", "gap", "jobs"}

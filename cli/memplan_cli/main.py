@@ -38,8 +38,10 @@ COMMANDS = {
     "capture": "Capture a training step of PyTorch as a training graph.",
     "check": "Compare the peaks of models with a committed lock (for CI).",
     "device": "Describe the runtime and the machine, and which providers start.",
+    "diff": "Say why one model needs more memory than another, tensor by tensor.",
     "grad": "Turn a forward graph into a training graph (standard operators).",
     "lower": "Lower a graph of onnxruntime-training to standard operators.",
+    "plan-as": "Print a plan as a checkpoint policy of PyTorch, JAX or MaxText.",
     "profile": "Measure the seconds of every node, for 'rewrite --costs'.",
     "rewrite": "Rewrite a training graph so that it fits a memory budget.",
     "run": "Train with a step: data in, losses out, checkpoints in between.",
@@ -76,7 +78,7 @@ class LazyGroup(click.Group):
         """The command, imported."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"memplan_cli.{cmd_name}").command
+        command: click.Command = import_module(f"memplan_cli.{cmd_name.replace('-', '_')}").command
         return command
 
     def resolve_command(

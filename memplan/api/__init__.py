@@ -13,6 +13,8 @@ it gives a frozen dataclass with ``as_json``.
     in ``sweep/sweeping``: training graphs and lists of sizes; gives ``Sweep``, a table of plans
 ``validate``
     in ``validate/validating``: a graph before and after; gives ``Validation``, peaks and equality
+``diff``
+    in ``diff/diffing``: two training graphs; gives ``Diff``, what lies between their peaks
 ``grad``, ``gradients``
     in ``grad/differentiate``: a forward graph; gives ``TrainingGraph``, a training graph
 """

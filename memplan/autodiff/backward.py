@@ -18,6 +18,7 @@ from memplan.ir.graph import Phase
 from memplan.ir.roles import Role
 from memplan.passes.loops.cell import ScanRecompute
 from memplan.proto.metadata import PHASE_KEY
+from memplan.units import listed
 
 Seed = str | Array | None
 
@@ -146,8 +147,7 @@ def _require_gradients(request: Request, done: frozenset[str] | set[str]) -> Non
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:3])
-    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return listed([f"'{name}'" for name in names], 3)
 
 
 def _seeds(emitter: Emitter, request: Request, sink: GradientSink) -> dict[str, Value]:

@@ -14,6 +14,7 @@ from memplan.errors import ModelError, UsageError
 from memplan.ops.book import SAME_ELEMENTS
 from memplan.proto.nodes import all_nodes, operator_key
 from memplan.shapes.tensor_type import UNKNOWN, TensorType
+from memplan.units import listed
 
 # Operators and the input slots where weights stand.
 _PLACES: dict[str, frozenset[int]] = {
@@ -189,5 +190,4 @@ def _trained(candidates: Candidates) -> tuple[str, ...]:
 
 
 def _offered(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _OFFERED} more" if len(names) > _OFFERED else ""
-    return ", ".join(names[:_OFFERED]) + more
+    return listed(names, _OFFERED)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from memplan.errors import UsageError
 from memplan.ir.graph import Graph
 from memplan.ir.modules import NO_MODULE
-from memplan.units import did_you_mean
+from memplan.units import did_you_mean, listed
 
 _SEPARATOR = "::"
 _MOST_LEVELS = 64  # of modules in one another: no network has so many, but a file may
@@ -155,6 +155,4 @@ def _patterns(modules: Iterable[str]) -> list[str]:
 
 
 def _listed(found: Iterable[str]) -> str:
-    names = list(found)
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return listed(list(found), _SHOWN)

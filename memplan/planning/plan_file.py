@@ -61,7 +61,8 @@ class TensorDecision:
 
     ``decision``: ``kept``, ``recomputed``, ``rebuilt`` (by a rule of its operator), or the form in
     which it is kept: ``packed``, ``narrowed``, ``offloaded``. ``times``: how often it is made
-    again, in ``seconds`` together. ``chunks``: into how many it goes; None: none.
+    again, in ``seconds`` together. ``chunks``: into how many it goes; None: none. ``call``: the
+    call of PyTorch that made it, if the file was captured (``memplan.call``).
     """
 
     tensor: str
@@ -73,6 +74,7 @@ class TensorDecision:
     times: int = 0
     seconds: float = 0.0
     chunks: int | None = None
+    call: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +337,7 @@ def _tensor(entry: Entry) -> TensorDecision:
         times=entry.whole("times"),
         seconds=entry.number("seconds"),
         chunks=entry.whole_or_none("chunks"),
+        call=entry.text_or_none("call"),
     )
 
 

@@ -52,6 +52,7 @@ def tensor_rows(
     seconds: Sequence[float],
     narrowed: Collection[str],
     chunks: Mapping[str, int],
+    calls: Mapping[str, str],
 ) -> tuple[TensorDecision, ...]:
     """What becomes of every tensor that crosses from forward into backward, and of those that are
     made more than once, in the order in which they are made.
@@ -63,6 +64,7 @@ def tensor_rows(
         seconds: by node id of the plan's graph, dormant nodes included.
         narrowed: names of nodes that the pass ``narrow`` put in.
         chunks: into how many chunks nodes went, by name.
+        calls: the calls of PyTorch that made tensors, by the names of these.
     """
     graph, runs = plan.extended.graph, Counter(plan.sequence)
     groups: dict[str, list[int]] = {}
@@ -100,6 +102,7 @@ def tensor_rows(
                 times=times,
                 seconds=float(f"{cost:.{_DIGITS}g}"),
                 chunks=chunks.get(maker.name),
+                call=calls.get(tensor.name),
             )
         )
     return tuple(rows)

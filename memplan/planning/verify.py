@@ -74,14 +74,14 @@ def rewritten_graph(
     return rebound(graph, plan.extended.graph)
 
 
-def ensure(
+def sound_timeline(
     original: onnx.ModelProto,
     rewritten: onnx.ModelProto,
     plan: Plan,
     types: Mapping[str, TensorType],
     session: SessionKind,
 ) -> Timeline:
-    """Check the rewritten model and return its simulated timeline.
+    """The simulated timeline of a rewritten model that runs its nodes in plan order.
 
     The simulation here is a code path of its own: it reads the new file's graph and knows nothing
     of the planner's evaluator.
@@ -96,6 +96,22 @@ def ensure(
     timeline = simulate(graph, session)
     if list(timeline.order) != list(range(len(graph.nodes))):
         raise Rejected("the runtime would not run the nodes in plan order")
+    return timeline
+
+
+def ensure(
+    original: onnx.ModelProto,
+    rewritten: onnx.ModelProto,
+    plan: Plan,
+    types: Mapping[str, TensorType],
+    session: SessionKind,
+) -> Timeline:
+    """Check the rewritten model against its plan and return its simulated timeline.
+
+    Raises:
+        Rejected: a condition does not hold. That is our bug, and nothing is written.
+    """
+    timeline = sound_timeline(original, rewritten, plan, types, session)
     peak = timeline.peak_with_workspace_bytes
     if peak > plan.budget_bytes:
         raise Rejected(

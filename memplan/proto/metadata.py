@@ -22,6 +22,10 @@ FORWARD_KEY = "memplan.forward"
 CHECKPOINT_KEY = "memplan.checkpoint"
 """On a node or a value: ``true`` or ``1`` marks it as a checkpoint. The mark of a node speaks of
 all its outputs."""
+CALL_KEY = "memplan.call"
+"""On a node that was captured from PyTorch: the call that made its outputs, as modules from the
+outside in, operator and number (``blocks.0/attn/qkv linear 0``). Calls that cannot be kept,
+random ones among them, are not told."""
 CHUNK_KEY = "memplan.chunk"
 """On a node: the chunk that it belongs to, where another chunk may have an equal one."""
 NEW_VALUES = "new_values"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from memplan.errors import UsageError
 from memplan.pytorch.average import Averages, read_averages
+from memplan.pytorch.calls import calls_of
 from memplan.pytorch.custom_backward import CustomBackward, require_plain, require_traceable
 from memplan.pytorch.joint import joint
 from memplan.pytorch.meta import check_constants, check_one_device
@@ -68,7 +69,7 @@ class Reading:
         """
         require_plain(self.custom)
         program = decomposed(self.program)
-        return self._tidied(program, regions_of(program))
+        return self._tidied(program, calls_of(self.program, program), regions_of(program))
 
     def joint(self) -> ExportedGraph:
         """The graph with autograd's backward part.
@@ -83,11 +84,14 @@ class Reading:
         ]
         require_traceable(self.custom)
         seeded = self.treatment.scale is not None
-        return self._tidied(joint(self.program, self.prepared, names, seeded=seeded))
+        program = joint(self.program, self.prepared, names, seeded=seeded)
+        return self._tidied(program, calls_of(program, program, self.program))
 
-    def _tidied(self, program: Any, regions: Mapping[str, int] | None = None) -> ExportedGraph:
+    def _tidied(
+        self, program: Any, calls: Mapping[str, str], regions: Mapping[str, int] | None = None
+    ) -> ExportedGraph:
         exported = to_onnx(program, self.prepared)
-        marks = tidy(exported.model, self.prepared.dynamic, regions)
+        marks = tidy(exported.model, self.prepared.dynamic, regions, calls)
         return replace(exported, checkpoints=marks)
 
     @property

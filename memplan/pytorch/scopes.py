@@ -6,6 +6,7 @@ it differentiates: torch finds that by ``seq_nr``, autograd's number of the latt
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,7 @@ def stacks_of(root: nn.Module) -> Iterator[None]:
     """Inside, operators that are traced tell the modules under ``root`` that they are run in, as
     those of an exported program do."""
     names = {id(module): name for name, module in root.named_modules()}
+    before = Counter[str]()
     call = nn.Module.__call__
 
     def called(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -34,7 +36,9 @@ def stacks_of(root: nn.Module) -> Iterator[None]:
         meta = traceback.current_meta
         outer = meta.get(_STACK)
         kind = f"{type(self).__module__}.{type(self).__qualname__}"
-        meta[_STACK] = {**(outer or {}), f"L__self__{name}": (name, kind)}
+        again = f"@{before[name]}" if before[name] else ""  # as torch tells a second call
+        before[name] += 1
+        meta[_STACK] = {**(outer or {}), f"L__self__{name}{again}": (name, kind)}
         try:
             return call(self, *args, **kwargs)
         finally:

@@ -124,6 +124,11 @@ def storage_bytes(value: Any) -> int:
     return size_of(nbytes)
 
 
+def is_root(value: Any) -> bool:
+    """Whether a tangent is the number that ``loss.backward()`` begins with and holds."""
+    return isinstance(value, torch.Tensor) and value.ndim == 0
+
+
 def is_size(value: Any) -> bool:
     """Whether a value is a number, as sizes are."""
     return isinstance(value, _SIZES)

@@ -9,9 +9,10 @@ figure of a report comes from. The planner's own figure must be equal
 2. A call makes a storage for each result that is not a view of an argument.
 3. A name is dropped behind the last statement that uses it; a storage goes with its last name.
 4. What the forward pass returns to the caller stays to the end.
-5. Saved tensors stay until the backward pass has used them last, tangents likewise.
+5. Saved tensors stay until the backward pass has used them last, tangents likewise; the number
+   that ``loss.backward()`` begins with stays to the end.
 6. Gradients stay to the end of the step.
-7. What kernels take for themselves and give back is not counted.
+7. What kernels take for themselves while they run (:mod:`memplan.pytorch.solver_scratch`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
-from memplan.pytorch.solver_joint import shared_argument, storage_bytes, storage_key, value_of
+from memplan.pytorch.solver_joint import (
+    is_root,
+    shared_argument,
+    storage_bytes,
+    storage_key,
+    value_of,
+)
+from memplan.pytorch.solver_scratch import scratch_bytes
 
 Storages = tuple[int, ...]
 """What a name holds: one storage, several for several results, none where that is resident."""
@@ -74,9 +82,10 @@ class _Walk:
             if not self.holders[each]:
                 self.live -= self.size[each]
 
-    def see(self, name: str) -> None:
-        if self.live > self.peak:
-            self.peak, self.peak_node = self.live, name
+    def see(self, node: fx.Node) -> None:
+        taken = self.live + scratch_bytes(node)
+        if taken > self.peak:
+            self.peak, self.peak_node = taken, node.name
 
     def run(self, graph: fx.Graph, given: dict[fx.Node, Storages]) -> list[Storages]:
         """Run a graph; the storages of what it returns, which the caller holds."""
@@ -94,7 +103,7 @@ class _Walk:
                     self.hold(storages)
             else:
                 self._name(node, self._made(node))
-                self.see(node.name)
+                self.see(node)
             for gone in goes.get(node, ()):
                 self.drop(self.names.pop(gone))
         return returned
@@ -178,6 +187,8 @@ def _given(walk: _Walk, backward: fx.Graph, handed: dict[str, Storages]) -> dict
             key = storage_key(value)
             if key not in tangents:
                 tangents[key] = (walk.new(storage_bytes(value)),)
+                if is_root(value):
+                    walk.hold(tangents[key])
             found[node] = tangents[key]
         else:
             found[node] = handed.get(node.name, ())

@@ -13,7 +13,6 @@ from torch import fx
 
 from memplan.errors import InfeasibleError, MemplanError
 from memplan.ops.cost import DEVICES
-from memplan.planning.planner import without_unread
 from memplan.pytorch.solver_costs import device_of, operator_costs
 from memplan.pytorch.solver_joint import Joint, Operator, read_joint, value_of
 from memplan.pytorch.solver_memory import StepMemory, step_memory
@@ -66,7 +65,7 @@ def plan_joint(
 
 
 def _solve(joint: Joint, options: SolverOptions) -> _Solved:
-    from memplan.solver.evaluate import evaluate
+    from memplan.solver.evaluate import decide, evaluate
     from memplan.solver.search.warm_up import warm_up
 
     device = DEVICES[options.device] if options.device else device_of(joint)
@@ -92,7 +91,8 @@ def _solve(joint: Joint, options: SolverOptions) -> _Solved:
         outcome = replace(outcome, decision=replace(outcome.decision, feasible=True))
     elif not outcome.decision.feasible:
         raise _not_found(encoded, budget, resident + outcome.decision.peak)
-    outcome = replace(outcome, decision=without_unread(problem, outcome.decision))
+    sequence = encoded.without_idle(outcome.decision.sequence)
+    outcome = replace(outcome, decision=decide(problem, sequence))
     return _Solved(encoded, costs, outcome, budget, baseline, seconds)
 
 

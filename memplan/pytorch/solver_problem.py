@@ -23,10 +23,12 @@ from memplan.pytorch.solver_joint import (
     Joint,
     in_backward,
     in_forward,
+    is_root,
     storage_bytes,
     value_of,
     written_to,
 )
+from memplan.pytorch.solver_scratch import scratch_bytes
 from memplan.solver.problem import NONE, Arrays, Flags, Ints, Problem
 from memplan.units import format_bytes
 
@@ -69,6 +71,32 @@ class EncodedJoint:
             np.ones(count, np.bool_),
             self._forward(),
         )
+
+    def without_idle(self, sequence: Ints) -> Ints:
+        """A sequence without the runs of which nothing is read before they are repeated.
+
+        PyTorch leaves them out of its graphs, first runs among them: what only the backward pass
+        needs, and what is made again there, need not run in the forward pass.
+        """
+        operators = self.joint.operators
+        starts = self.arrays.write_start
+        first = {int(each): place for place, each in reversed(list(enumerate(sequence)))}
+        returned = {*self.joint.forward_outputs, *self.joint.backward_outputs}
+        wanted: set[fx.Node] = set()
+        needed = []
+        for place in range(len(sequence) - 1, -1, -1):
+            index = int(sequence[place])
+            if index < len(operators):
+                op = operators[index]
+                made = {each for each in op.results if each is not None}
+                gives_order = int(starts[index + 1] - starts[index]) > len(op.results)
+                kept = gives_order or op.refusal or (first[index] == place and made & returned)
+                if not kept and not made & wanted:
+                    continue
+                wanted -= made
+                wanted.update(op.reads)
+            needed.append(index)
+        return np.asarray(needed[::-1], dtype=np.int64)
 
     def _forward(self) -> Flags:
         flags = np.zeros(len(self.arrays.cost), np.bool_)
@@ -126,9 +154,12 @@ def encode_joint(joint: Joint, costs: Sequence[float]) -> EncodedJoint:
     reads.append(sorted(set(outputs)))
     pinned = np.zeros(len(tensors.nbytes), np.bool_)
     held = [*outputs, *(tensors.of[t] for t in joint.backward_outputs)]
+    held += [tensors.of[t] for t in joint.tangents if is_root(value_of(t))]
     roots = [root for root in {tensors.root[t] for t in held} if not tensors.resident[root]]
     pinned[roots] = True
     arrays = _arrays(tensors, reads, written, alias_of, pinned, [*costs, 0.0])
+    scratch = np.asarray([*(scratch_bytes(op.node) for op in joint.operators), 0], np.int64)
+    arrays = arrays._replace(workspace=scratch)
     order = [*range(joint.forward), count, *range(joint.forward, count)]
     rank = np.zeros(count + 1, np.int64)
     rank[order] = np.arange(count + 1)
@@ -237,7 +268,8 @@ def _floor(joint: Joint, arrays: Arrays, root: list[int]) -> TorchFloor:
         own = arrays.writes[arrays.write_start[index] : arrays.write_start[index + 1]]
         read = arrays.reads[arrays.read_start[index] : arrays.read_start[index + 1]]
         there = {root[t] for t in (*own.tolist(), *read.tolist()) if t < len(root)}
-        need = sum(int(arrays.nbytes[t]) for t in there if not arrays.resident[t])
+        need = int(arrays.workspace[index])
+        need += sum(int(arrays.nbytes[t]) for t in there if not arrays.resident[t])
         if need > best.nbytes:
             largest = sorted(there, key=lambda t: -int(arrays.nbytes[t]))[:3]
             sizes = ", ".join(format_bytes(int(arrays.nbytes[t])) for t in largest)

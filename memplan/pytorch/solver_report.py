@@ -12,13 +12,16 @@ SCHEMA = "memplan.torch_plan/1"
 _SHOWN = 6  # modules and refusals in the text; all of them stand in the JSON
 COUNTED = (
     "weights, buffers, inputs and constants throughout; results of the forward pass and gradients "
-    "to the end; saved tensors until the backward pass has used them last"
+    "to the end; saved tensors until the backward pass has used them last; what convolutions, "
+    "batch normalisation and dropout take for themselves on the CPU"
 )
 NOT_COUNTED = (
-    "optimizer state, gradients of earlier steps, scratch memory of kernels, and what is not in "
-    "the compiled function"
+    "optimizer state, gradients of earlier steps, scratch memory of other kernels, and what is not "
+    "in the compiled function"
 )
-FUSED = "Inductor fuses operators after this plan is made, so its peak differs, mostly downwards"
+FUSED = (
+    "Inductor fuses operators after this plan is made: its peak differs, and may be over the budget"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from memplan.errors import ModelError
 from memplan.pytorch import layer_functions, loss_functions, randomness
+from memplan.pytorch.calls import one_call
 from memplan.pytorch.gradient_modes import Frozen, without_inference_mode
 
 aten = torch.ops.aten
@@ -139,6 +140,7 @@ _SPELLED: dict[Any, Callable[..., Any]] = {
     **randomness.SPELLED,
     **{f: _in_type_of_weight(f) for f in (getattr(functional, name) for name in _NORMS)},
 }
+_SPELLED = {f: one_call(own, f.__name__) for f, own in _SPELLED.items()}
 
 
 class _Replacing(TorchFunctionMode):

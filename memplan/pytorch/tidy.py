@@ -10,7 +10,7 @@ import onnx
 from onnx import helper
 
 from memplan.errors import ModelError
-from memplan.proto.metadata import CHECKPOINT_KEY
+from memplan.proto.metadata import CALL_KEY, CHECKPOINT_KEY
 from memplan.proto.nodes import all_nodes
 
 MODULE_KEY = "memplan.module"
@@ -35,10 +35,12 @@ def tidy(
     model: onnx.ModelProto,
     dynamic: Mapping[str, Mapping[int, str]],
     regions: Mapping[str, int] | None = None,
+    calls: Mapping[str, str] | None = None,
 ) -> int:
     """Rewrite what is not computation, in place.
 
-    Every node tells its module (``memplan.module``); nothing tells where the source lies. Symbols
+    Every node tells its module (``memplan.module``), and those that make a tensor of ``calls`` (by
+    its name) which call of PyTorch that is; nothing tells where the source lies. Symbols
     have the names in ``dynamic`` (axis → name, by input), and every random operator a seed of its
     own, so that the same file computes the same numbers. The tensors that enter or leave one of the
     ``regions`` (by name of the program's node) are marked as checkpoints; how many they are.
@@ -60,6 +62,9 @@ def tidy(
         node.doc_string = ""
         if module:
             node.metadata_props.add(key=MODULE_KEY, value=module)
+        call = (calls or {}).get(next(iter(node.output), ""))
+        if call is not None:
+            node.metadata_props.add(key=CALL_KEY, value=call)
     for item in (model, graph, *graph.initializer):
         del item.metadata_props[:]
     for value in (*graph.input, *graph.output, *graph.value_info):

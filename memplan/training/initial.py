@@ -20,7 +20,7 @@ from memplan.runtime.archive import BFLOAT16, bfloat16_bits
 from memplan.training.checkpoint import Progress, Wanted, load_checkpoint
 from memplan.training.step_file import Slot, StepFile, as_bits
 from memplan.training.trained_weights import Weights, read_weights
-from memplan.units import counted
+from memplan.units import counted, listed
 
 Array = npt.NDArray[Any]
 Init = str | Mapping[str, Any] | None
@@ -241,5 +241,4 @@ def _typed(slot: Slot, values: Array) -> Array:
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:_SHOWN])
-    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return listed([f"'{name}'" for name in names], _SHOWN)

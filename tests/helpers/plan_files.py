@@ -37,7 +37,9 @@ SMALL = PlanFile(
     strategy="search",
     tensors=(
         TensorDecision("h", "fc1", "MatMul", "blocks.0", 512),
-        TensorDecision("p", "soft\nmax", "Softmax", None, 256, "recomputed", 2, 0.5, 4),
+        TensorDecision(
+            "p", "soft\nmax", "Softmax", None, 256, "recomputed", 2, 0.5, 4, " softmax 0"
+        ),
     ),
     chunks=(ChunkDecision("layers", ("h",), 0, 4, "fc1", "grad"),),
     chunk_cost_fraction=0.01,

@@ -63,7 +63,7 @@ def test_every_public_name_is_what_its_module_defines(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", sorted({n for n in memplan.__all__ if n.islower()} - {"parse_size"})
+    "name", sorted({n for n in memplan.__all__ if n.islower()} - {"parse_size", "torch_solver"})
 )
 def test_a_public_function_stays_the_same_on_second_use(name: str) -> None:
     code = f"import memplan\nfirst = memplan.{name}\nassert memplan.{name} is first"
@@ -146,8 +146,9 @@ def test_every_command_has_a_module_with_a_command() -> None:
 
     folder = Path(import_module("memplan_cli").__file__ or "").parent
     for name in COMMANDS:
-        assert (folder / f"{name}.py").is_file()
-        assert import_module(f"memplan_cli.{name}").command.name == name
+        module = name.replace("-", "_")
+        assert (folder / f"{module}.py").is_file()
+        assert import_module(f"memplan_cli.{module}").command.name == name
 
 
 def test_the_package_is_typed() -> None:

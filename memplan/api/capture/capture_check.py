@@ -9,7 +9,7 @@ from math import isfinite
 
 from memplan.api.capture.compare_steps import Difference
 from memplan.errors import EXIT_FINDING, MemplanError
-from memplan.units import counted, format_bytes
+from memplan.units import counted, format_bytes, listed
 
 _SHOWN = 3
 _KINDS = {
@@ -182,9 +182,8 @@ def _summed(differences: Sequence[Difference]) -> list[str]:
             texts.append(f"the loss is {off}")
             continue
         ordered = sorted(found, key=lambda each: -each.error)
-        names = [f"'{d.name}'" + (f" of {d.place}" if d.place else "") for d in ordered[:_SHOWN]]
-        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-        texts.append(f"{counted(len(found), what)} off, the worst {off}: {', '.join(names)}{more}")
+        names = [f"'{d.name}'" + (f" of {d.place}" if d.place else "") for d in ordered]
+        texts.append(f"{counted(len(found), what)} off, the worst {off}: {listed(names, _SHOWN)}")
     return texts
 
 

@@ -23,7 +23,7 @@ from memplan.api.check.compare_locks import CheckEntry, FamilyDelta, LockDiff, d
 from memplan.api.check.current import Current
 from memplan.api.check.lock import LockEntry
 from memplan.api.check.traits import Traits
-from memplan.units import counted, format_bytes, printable
+from memplan.units import counted, format_bytes, listed, printable
 
 _MOST_NAMES = 3
 _MOST_DIGITS = 18  # of a size that memplan wrote
@@ -207,6 +207,4 @@ def _tensors(families: Iterable[FamilyDelta]) -> Cause:
 
 
 def _names(names: list[str]) -> str:
-    shown = [printable(name) for name in names[:_MOST_NAMES]]
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+    return listed([printable(name) for name in names], _MOST_NAMES)

@@ -15,7 +15,7 @@ from memplan.api.check.lock import Binding
 from memplan.api.check.targets import CheckRequest
 from memplan.api.check.text import check_lines
 from memplan.errors import UsageError
-from memplan.units import format_bytes, parse_size, printable
+from memplan.units import format_bytes, listed, parse_size, printable
 
 _MOST_CLASSES = 4
 
@@ -119,12 +119,11 @@ def _report(file: Path, now: Current, cap: int) -> list[str]:
     peak, at = now.entry.peak_bytes, f"step {now.step}/{now.steps}  {now.phase}"
     limit = f"limit {format_bytes(cap)} (max_peak), exceeded by {format_bytes(peak - cap)}"
     classes = sorted(now.entry.classes.items(), key=lambda item: -item[1])
-    shown = [f"{name} {format_bytes(nbytes)}" for name, nbytes in classes[:_MOST_CLASSES]]
-    more = f" and {len(classes) - _MOST_CLASSES} more" if len(classes) > _MOST_CLASSES else ""
+    shown = [f"{name} {format_bytes(nbytes)}" for name, nbytes in classes]
     lines = [
         f"FAIL  {printable(str(file))}  peak {format_bytes(peak)}   {limit}",
         f"{INDENT}at {at}: {printable(now.entry.peak_node)}",
-        f"{INDENT}classes: {', '.join(shown)}{more}",
+        f"{INDENT}classes: {listed(shown, _MOST_CLASSES)}",
     ]
     # What is less than a hundredth of the peak explains nothing.
     large = [f for f in now.families if f.tensors.total_bytes * 100 >= peak]

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from memplan.api.check.checking import CheckResult
 from memplan.api.check.compare_locks import CheckEntry, Status
-from memplan.units import counted, format_bytes, format_delta, printable
+from memplan.units import counted, format_bytes, format_delta, printable, told_apart
 
 _ORDER = {
     Status.REGRESSED: 0,
@@ -128,8 +128,6 @@ def peak_change(before: int, after: int) -> str:
     """``peak +96.0 MiB (+12.4%)   775 MiB -> 871 MiB``; in bytes where rounding hides it."""
     if before == after:
         return f"peak {format_bytes(after)}"
-    old, new = format_bytes(before), format_bytes(after)
-    if old == new:
-        old, new = f"{before:,} B", f"{after:,} B"
+    old, new = told_apart(before, after)
     share = f" ({percent(after - before, before)})" if before else ""
     return f"peak {format_delta(after - before)}{share}   {old} -> {new}"

@@ -26,6 +26,7 @@ from memplan.planning.plan_file import (
     TensorDecision,
 )
 from memplan.planning.plan_rows import WORDS, sequence_steps, tensor_rows
+from memplan.proto.metadata import CALL_KEY
 from memplan.runtime.installed import installed_runtime
 
 _PIECE = re.compile(r"(.+)/chunk\d+")
@@ -58,7 +59,7 @@ def recorded_plan(source: Source, proved: Proved) -> PlanFile:
         bound_fraction=plan.bound_fraction,
         bound_kind=plan.bound_kind,
         strategy=plan.strategy,
-        tensors=_rows(planned),
+        tensors=_rows(planned, _calls(source.model.graph)),
         chunks=tuple(chunk for step in planned.steps for chunk in step.chunks),
         chunk_cost_fraction=planned.chunk_cost,
         loops=_loops(planned),
@@ -99,7 +100,14 @@ def _order(planned: Planned) -> tuple[str, ...]:
     return ()
 
 
-def _rows(planned: Planned) -> tuple[TensorDecision, ...]:
+def _calls(graph: Graph) -> dict[str, str]:
+    """The calls of PyTorch that a captured file names, by the tensors that they made: the runtime's
+    optimizer drops what nodes say, and keeps names of tensors."""
+    found = ((node, graph.metadata[node.id].get(CALL_KEY)) for node in graph.nodes)
+    return {graph.tensors[t].name: call for node, call in found if call for t in node.writes}
+
+
+def _rows(planned: Planned, calls: Mapping[str, str]) -> tuple[TensorDecision, ...]:
     plan, model, costs = planned.plan, planned.model, planned.costs
     graph = plan.extended.graph
     estimated = costs.estimate(graph)
@@ -113,7 +121,7 @@ def _rows(planned: Planned) -> tuple[TensorDecision, ...]:
         if step.chunks:
             pieces = _pieces(_new(before.graph, step))
         before = step.model
-    return tensor_rows(plan, model.phases, model.modules, seconds, narrowed, pieces)
+    return tensor_rows(plan, model.phases, model.modules, seconds, narrowed, pieces, calls)
 
 
 def _new(before: Graph, step: PassStep) -> frozenset[str]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from memplan.api.analysis import ACCOUNTING_VERSION, analyze_open
+from memplan.api.analysis import ACCOUNTING_VERSION
 from memplan.api.rewrite.cheapest import Planned, pinned_chunks
 from memplan.api.rewrite.goal import Goal, RewriteOptions, Source
 from memplan.api.rewrite.loop_storage import loops_again
 from memplan.api.rewrite.proved import Applied, Proved, proved_as_planned
-from memplan.api.rewrite.rewrite_candidates import Candidate, variants
+from memplan.api.rewrite.rewrite_candidates import Candidate, analysis_of, variants
 from memplan.api.rewrite.seconds import costs_for
 from memplan.errors import InfeasibleError, PlanError, UsageError
 from memplan.passes.chunk.asked import NAME as CHUNK
@@ -23,6 +23,7 @@ from memplan.passes.chunk.chunk_replay import ChunkReplay
 from memplan.passes.graph_pass import Pass
 from memplan.passes.manager import NAMES, PassManager, PassStep, make_passes
 from memplan.passes.order import Order, OrderAgain
+from memplan.passes.prune import Prune
 from memplan.planning.apply import apply_plan
 from memplan.planning.costs import NodeCosts
 from memplan.planning.forms.extend_graph import kinds_for
@@ -38,12 +39,13 @@ from memplan.planning.replay_sequence import (
     sequence_as_it_stands,
     sequence_carried_over,
 )
-from memplan.planning.verify import ensure, rewritten_graph
+from memplan.planning.verify import sound_timeline
 from memplan.simulate.opened import OpenModel
-from memplan.simulate.timeline import Timeline, simulate
-from memplan.units import SizeSpec, counted, format_bytes, printable, shortened
+from memplan.simulate.timeline import Timeline
+from memplan.units import SizeSpec, counted, format_bytes, listed, printable
 
 _ANEW = "plan anew with --plan-out"
+_SHOWN = 4  # names of what does not apply
 _LEAST_SHARE = 0.5  # of the plan's nodes: a graph that has fewer is another model's
 
 
@@ -70,7 +72,11 @@ class Replay:
             ("nodes that the plan does not have", self.new),
             ("not recomputed, though planned", self.refused),
         )
-        named = (f"{words}: {shortened(names)}" for words, names in rows if names)
+        named = (
+            f"{words}: {listed([printable(name) for name in names], _SHOWN)}"
+            for words, names in rows
+            if names
+        )
         return (
             "the graph is not the one that the plan was made for: applied as far as it holds",
             *named,
@@ -178,19 +184,11 @@ def _other_accounting(plan: PlanFile) -> str:
 
 
 def _candidate(source: Source, goal: Goal, plan: PlanFile) -> Candidate:
-    """The graph that was planned, before any pass.
-
-    Raises:
-        PlanError: the runtime does not optimize the graph as it did.
-    """
+    """The graph that was planned, before any pass."""
     variant = variants(source.model, goal)[0]
-    alike = source.analyzed is variant.model and goal.session.name == "tuned"
-    analysis = (
-        source.original if alike else analyze_open(variant.model, goal.session, held=variant.held)
-    )
     costs, loss = goal.early_costs, goal.options.loss
     loops = loops_again(variant.model, goal.session, plan.loops, costs, loss)
-    return Candidate(variant, analysis, loops)
+    return Candidate(variant, analysis_of(variant, source, goal), loops)
 
 
 def _steps(candidate: Candidate, goal: Goal, plan: PlanFile) -> tuple[PassStep, ...]:
@@ -220,7 +218,7 @@ def _pass_again(name: str, plan: PlanFile) -> Pass:
         return ChunkReplay(plan.chunks, plan.chunks[0].kind if plan.chunks else "")
     if name == Order.name:
         return OrderAgain(plan.order)
-    return make_passes((name,), plan.settings.wrt if name == "prune" else ())[0]
+    return make_passes((name,), plan.settings.wrt if name == Prune.name else ())[0]
 
 
 def _sequence(prepared: Prepared, plan: PlanFile, exact: bool) -> tuple[tuple[int, ...], Replay]:
@@ -285,9 +283,8 @@ def _applied(
     if session.name == "tuned":
         prepared = model.prepared
         result = apply_plan(prepared.proto, planned.plan, prepared.dims)
-        graph = rewritten_graph(result, planned.plan, prepared.types)
-        decided = _with_peaks(planned.plan, simulate(graph, session), goal)
-        timeline = ensure(prepared.proto, result, decided, prepared.types, session)
+        timeline = sound_timeline(prepared.proto, result, planned.plan, prepared.types, session)
+        decided = _with_peaks(planned.plan, timeline, goal)
         return replace(planned, plan=decided), Applied(result, timeline)
     plain: PlainModel | None
     if exact and plan.plain is not None:

@@ -181,11 +181,17 @@ def candidates(variant: Variant, source: Source, goal: Goal) -> Iterator[Candida
                 yield replace(each, chunk=made(goal.chunk.count, goal.budget_bytes))
 
 
+def analysis_of(variant: Variant, source: Source, goal: Goal) -> Analysis:
+    """What a variant takes, which is known of the file as it is in a tuned session."""
+    if source.analyzed is variant.model and goal.session.name == "tuned":
+        return source.original
+    return analyze_open(variant.model, goal.session, held=variant.held)
+
+
 def _with_loops(variant: Variant, source: Source, goal: Goal) -> Iterator[Candidate]:
     """The variant with every choice of what its loops store, by rising cost."""
     model = variant.model
-    alike = source.analyzed is model and goal.session.name == "tuned"
-    analysis = source.original if alike else analyze_open(model, goal.session, held=variant.held)
+    analysis = analysis_of(variant, source, goal)
     costs = goal.early_costs
     changes = loop_steps(
         model, goal.session, goal.loops, costs, goal.budget_bytes, goal.options.loss

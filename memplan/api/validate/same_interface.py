@@ -11,7 +11,7 @@ from memplan.runtime.archive import save_arrays
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import simulate
-from memplan.units import counted
+from memplan.units import counted, listed
 
 _WHICH = ("input", "output")
 _SHOWN = 8
@@ -39,8 +39,7 @@ def removed_notes(removed: Mapping[str, tuple[str, ...]]) -> list[str]:
 
 def some_names(names: Sequence[str]) -> str:
     """The first few names, and how many more there are."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    return listed(names, _SHOWN)
 
 
 def without_inputs(archive: Path, feeds: Mapping[str, Any], removed: tuple[str, ...]) -> Path:

@@ -14,6 +14,7 @@ from memplan.proto.elements import tensor_bytes
 from memplan.proto.nodes import operator_key, reads_of
 from memplan.shapes.tensor_type import TensorType
 from memplan.solver.maxflow import Run, cut
+from memplan.units import listed
 
 _LISTED = 12
 
@@ -48,11 +49,10 @@ class ScanRecompute:
         for pattern in self.patterns:
             if pattern not in self.seen:
                 names = list(self.offered)
-                more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
                 raise UsageError(
                     f"--scan-recompute {pattern}: no {self.loops} computes such a tensor in its "
                     "body",
-                    f"there are: {', '.join(names[:_LISTED])}{more}"
+                    f"there are: {listed(names, _LISTED)}"
                     if names
                     else f"there is no {self.loops}",
                 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -35,7 +35,8 @@ STACK = (
 )
 _MAX_BANDS = 300
 _HEIGHT = 1000
-_HEADROOM = 1.13
+HEADROOM = 1.13
+"""What a chart has above its highest point."""
 _GRID_LINES = 6
 _BAND_WITH_LABEL = 0.055
 
@@ -70,15 +71,24 @@ def stacked_layers(analysis: Analysis) -> dict[str, Bytes]:
     return layers
 
 
-def timeline_figure(analysis: Analysis, layers: Mapping[str, Bytes], kept: Steps) -> str:
+def timeline_figure(
+    analysis: Analysis,
+    layers: Mapping[str, Bytes],
+    kept: Steps,
+    *,
+    highest: float = 0.0,
+    over: str = "",
+    title: str = "",
+) -> str:
     """Phase bands, areas of ``layers`` (bytes per step) at the ``kept`` steps, floor and peak.
 
     The graph must have a node. Positions are fractions of the picture, so that it stretches; the
-    script moves them when the reader zooms.
+    script moves them when the reader zooms. ``highest`` are the bytes at the upper edge, where
+    that is not to follow from the peak; ``over`` is drawn above all (:func:`outline`).
     """
     timeline = analysis.timeline
     count = len(timeline.order)
-    highest = max(1.0, timeline.peak_with_workspace_bytes * _HEADROOM)
+    highest = max(1.0, highest or timeline.peak_with_workspace_bytes * HEADROOM)
     bands = _bands(analysis)
     floor = analysis.floor_with_workspace_bytes
     below = {
@@ -99,11 +109,13 @@ def timeline_figure(analysis: Analysis, layers: Mapping[str, Bytes], kept: Steps
     side = 100 * (timeline.peak_step + 0.5) / count
     edge = " right" if side > 93 else " left" if side < 7 else ""
     return (
-        f'<div class="chart" tabindex="0" role="img" aria-label="bytes in memory at every step">'
+        f'<div class="chart" tabindex="0" role="img" aria-label="{title or "Timeline"}: bytes in '
+        f"memory at each of {count:,} steps; peak {format_bytes(timeline.peak_bytes)} at step "
+        f'{timeline.peak_step:,}">'
         f'<div class="phases">{"".join(_band(*band, count) for band in bands)}</div>'
         f'<div class="plot">{labels}<svg viewBox="0 0 {count} {_HEIGHT}" '
         f'preserveAspectRatio="none">{tints}{grid}{_areas(layers, kept, count, highest)}'
-        f"{_rule('floor', below['floor'], count)}</svg>"
+        f"{_rule('floor', below['floor'], count)}{over}</svg>"
         f'<div class="overlay"><span class="note-floor" style="bottom:calc({below["floor"]:.2f}% '
         f'+ 3px)">floor {format_bytes(floor)}</span>'
         f'<div class="brush" hidden></div><div class="cursor" hidden></div></div>'
@@ -133,6 +145,17 @@ def _areas(layers: Mapping[str, Bytes], kept: Steps, count: int, highest: float)
         )
         areas.append(f'<path fill="var(--{name})" d="M0 {_HEIGHT}{path}H{count}V{_HEIGHT}Z"/>')
     return "".join(reversed(areas))
+
+
+def outline(places: npt.NDArray[np.float64], total: Bytes, highest: float) -> str:
+    """The upper edge of other areas: ``total`` bytes from each of the ``places`` to the next."""
+    levels = np.round(_HEIGHT * (1 - total / highest)).astype(np.int64)
+    changed = np.flatnonzero(np.diff(levels, prepend=levels[:1] - 1))
+    path = "".join(
+        f"L{place:.1f} {level}" if (place, level) == (0, levels[0]) else f"H{place:.1f}V{level}"
+        for place, level in zip(places[changed].tolist(), levels[changed].tolist(), strict=True)
+    )
+    return f'<path class="before" d="M0 {levels[0]}{path}H{places[-1]:.1f}"/>'
 
 
 def size_ticks(highest: float) -> Iterator[tuple[float, str]]:
@@ -171,26 +194,33 @@ def _band(phase: Phase, start: int, end: int, count: int) -> str:
 
 
 def script_data(analysis: Analysis, layers: Mapping[str, Bytes], kept: Steps) -> str:
-    """What the script needs: bytes per layer and the node, for every kept step."""
+    """What the script needs for a page with one timeline, and all tensors in it."""
+    return _json({"charts": [chart_data(analysis, layers, kept)], "tensors": tensor_data(analysis)})
+
+
+def charts_json(charts: Sequence[Mapping[str, object]]) -> str:
+    """What it needs for a page with several timelines, in their order."""
+    return _json({"charts": list(charts)})
+
+
+def chart_data(analysis: Analysis, layers: Mapping[str, Bytes], kept: Steps) -> dict[str, object]:
+    """Of one timeline: bytes per layer and the node, for every kept step."""
     graph, order = analysis.graph, analysis.timeline.order
     nodes = [graph.nodes[order[step]] for step in kept.tolist()]
     ops, modules = NameTable(), NameTable()
-    return _json(
-        {
-            "count": len(order),
-            "peak": analysis.timeline.peak_step,
-            "steps": kept.tolist(),
-            "layers": [[name, _compact(values[kept])] for name, values in layers.items()],
-            "names": [shorten(node.name) for node in nodes],
-            "op": [ops.index(shorten(node.op)) for node in nodes],
-            "module": [modules.index(shorten(analysis.modules[node.id])) for node in nodes],
-            "phase": [list(Phase).index(analysis.phases.of[node.id]) for node in nodes],
-            "phases": [str(phase) for phase in Phase],
-            "ops": ops.names,
-            "modules": modules.names,
-            "tensors": tensor_data(analysis),
-        }
-    )
+    return {
+        "count": len(order),
+        "peak": analysis.timeline.peak_step,
+        "steps": kept.tolist(),
+        "layers": [[name, _compact(values[kept])] for name, values in layers.items()],
+        "names": [shorten(node.name) for node in nodes],
+        "op": [ops.index(shorten(node.op)) for node in nodes],
+        "module": [modules.index(shorten(analysis.modules[node.id])) for node in nodes],
+        "phase": [list(Phase).index(analysis.phases.of[node.id]) for node in nodes],
+        "phases": [str(phase) for phase in Phase],
+        "ops": ops.names,
+        "modules": modules.names,
+    }
 
 
 def _json(value: object) -> str:

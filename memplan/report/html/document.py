@@ -12,8 +12,10 @@ from importlib.resources import files
 
 from memplan.report.html.short_names import escape
 
-NO_DATA = '{"steps":[]}'
+NO_DATA = '{"charts":[]}'
 """For a page without a timeline."""
+SCROLL = '<div class="scroll" tabindex="0" role="region" aria-label="table">'
+"""Around a table that may be wider than the page; the keyboard scrolls it, too."""
 
 
 def document(title: str, body: Iterable[str], data: str = NO_DATA) -> str:
@@ -37,6 +39,24 @@ def document(title: str, body: Iterable[str], data: str = NO_DATA) -> str:
         + f'\n</main><script type="application/json" id="data">{data}'
         f"</script><script>{script}</script></body></html>\n"
     )
+
+
+def sortable_heads(columns: Iterable[tuple[str, str]]) -> str:
+    """The heads of a table that the script sorts: names, and ``text`` or ``number``."""
+    return "".join(
+        f'<th class="{kind}" data-kind="{kind}"><button type="button">{escape(name)}</button></th>'
+        for name, kind in columns
+    )
+
+
+def figure_list(figures: Iterable[tuple[str, str, str]], main: str) -> str:
+    """The large figures of a page: name, value and note of each; ``main`` is the chief one."""
+    cells = "".join(
+        f"<div{' class=main' if name == main else ''}><dt>{name}</dt>"
+        f'<dd>{value}</dd><dd class="note">{note}</dd></div>'
+        for name, value, note in figures
+    )
+    return f'<dl class="figures">{cells}</dl>'
 
 
 def _asset(name: str) -> str:

@@ -22,7 +22,7 @@ from memplan.report.html.chart import (
     stacked_layers,
     timeline_figure,
 )
-from memplan.report.html.document import document
+from memplan.report.html.document import SCROLL, document, figure_list, sortable_heads
 from memplan.report.html.sections import module_section, narrowing_section, tensors_section
 from memplan.report.html.short_names import escape
 from memplan.simulate.arena import simulate_arena
@@ -114,15 +114,8 @@ def _figures(analysis: Analysis) -> str:
         ("stash", stash, f"{kept} for the backward pass, {at_peak} at the peak"),
         ("floor", analysis.floor_with_workspace_bytes, "no budget below this can be met"),
     )
-    return (
-        '<dl class="figures">'
-        + "".join(
-            f"<div{' class=main' if name == 'peak' else ''}><dt>{name}</dt>"
-            f'<dd>{format_bytes(value)}</dd><dd class="note">{note}</dd></div>'
-            for name, value, note in figures
-        )
-        + "</dl>"
-    )
+    shown = ((name, format_bytes(value), note) for name, value, note in figures)
+    return figure_list(shown, main="peak")
 
 
 def _timeline_section(analysis: Analysis, layers: Mapping[str, Bytes], kept: Steps) -> str:
@@ -185,7 +178,7 @@ def _live_section(analysis: Analysis, top: int) -> str:
     return (
         f"<section><h2>Live at the peak <small>"
         f"{counted(len(analysis.at_peak), 'tensor')} made during the "
-        f"step; beside them {resident} resident</small></h2><div class=scroll>"
+        f"step; beside them {resident} resident</small></h2>{SCROLL}"
         f'<table class="live"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody>{more}</table>'
         "</div></section>"
     )
@@ -223,15 +216,13 @@ def _cell(text: str, *, code: bool = False) -> str:
 
 def _frontier_section(points: Sequence[SweepPoint]) -> str:
     """What budgets cost, in a table like that of the tensors."""
-    heads = "".join(
-        f'<th class="number" data-kind="number"><button type="button">{head}</button></th>'
-        for head in ("budget", "bytes", "extra time", "recomputed nodes")
-    )
+    names = ("budget", "bytes", "extra time", "recomputed nodes")
+    heads = sortable_heads((name, "number") for name in names)
     rows = "".join(f"<tr>{_frontier_cells(point)}</tr>" for point in points)
     return (
         "<section><h2>Frontier <small>what a budget costs; estimated; the "
         "search is stopped by the clock, so it varies</small></h2>"
-        f'<div class=scroll><table class="live"><thead><tr>{heads}</tr></thead>'
+        f'{SCROLL}<table class="live"><thead><tr>{heads}</tr></thead>'
         f"<tbody>{rows}</tbody></table>"
         "</div></section>"
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from memplan.api.analysis import Analysis
 from memplan.ir.graph import Tensor
+from memplan.report.html.document import SCROLL, sortable_heads
 from memplan.report.html.short_names import NameTable, escape, shorten
 from memplan.simulate.allocation import Buffer, is_resident
 from memplan.simulate.explain import Explainer, Stash, TensorClass
@@ -114,7 +115,7 @@ def tensors_section() -> str:
         '<section id="tensors" hidden><h2>All tensors <small></small></h2><div class="search">'
         '<input type="search" placeholder="name, module, operator or class" '
         'aria-label="search tensors"><button type="button" class="step" hidden></button></div>'
-        f'<div class=scroll><table class="live"><thead><tr>{heads}</tr></thead><tbody></tbody>'
+        f'{SCROLL}<table class="live"><thead><tr>{heads}</tr></thead><tbody></tbody>'
         "<tfoot></tfoot></table></div></section>"
     )
 
@@ -128,9 +129,8 @@ def narrowing_section(analysis: Analysis) -> str:
     ]
     if not found:
         return ""
-    heads = "".join(
-        f'<th class="{kind}" data-kind="{kind}"><button type="button">{head}</button></th>'
-        for head, kind in (
+    heads = sortable_heads(
+        (
             ("frozen module", "text"),
             ("frees", "number"),
             ("with all before it", "number"),
@@ -146,7 +146,7 @@ def narrowing_section(analysis: Analysis) -> str:
     )
     return (
         "<section><h2>A narrower --wrt <small>what the gradients of a module alone hold at the "
-        "peak; the peak falls by that at most</small></h2><div class=scroll>"
+        f"peak; the peak falls by that at most</small></h2>{SCROLL}"
         f'<table class="live"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
         "</div></section>"
     )

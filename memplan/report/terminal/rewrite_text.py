@@ -88,15 +88,15 @@ def _selections_table(result: Rewrite) -> Table:
         "Selected",
         ("selector", "text"),
         ("tensors", "number"),
-        ("if all is recomputed", "number"),
-        ("extra time", "number"),
+        ("at the peak", "number"),
+        ("to recompute all", "number"),
         ("recomputed", "number"),
     )
     for row in result.selections:
         table.row(
             f"{row.option} {row.selector}",
             f"{row.tensors:,}",
-            format_bytes(row.nbytes),
+            format_bytes(row.at_peak_bytes),
             f"{100 * row.seconds_fraction:.2f}%",
             f"{row.recomputed:,}",
         )

@@ -16,6 +16,7 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from memplan import units
 from memplan.units import printable
 
 _NARROWEST = 9
@@ -123,6 +124,4 @@ def notes(found: Iterable[str], details: bool) -> list[RenderableType]:
 
 def listed(names: Sequence[str], details: bool = False, most: int = _NAMES_SHOWN) -> str:
     """``a, b and 3 more``; all of them with ``details``."""
-    shown = list(names) if details else list(names[:most])
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+    return units.listed(names, len(names) if details else most)

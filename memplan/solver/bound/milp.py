@@ -91,13 +91,10 @@ class Program:
             enough: a bound at which to be content.
             relaxed: no variable need be whole.
         """
-        import highspy
-
         if not self.cost:
             return self._trivial()
-        make: Any = highspy.Highs  # not annotated
-        solver = make()
-        options: dict[str, object] = {"output_flag": False, "threads": 1, "mip_rel_gap": gap}
+        solver = _silent_solver()
+        options: dict[str, object] = {"threads": 1, "mip_rel_gap": gap}
         if np.isfinite(effort.deadline.seconds):
             options["time_limit"] = max(effort.deadline.left, 0.01)
         if effort.nodes:
@@ -160,3 +157,18 @@ class Program:
         if not relaxed:
             model.integrality_ = [whole if flag else any_ for flag in self.whole]
         return model
+
+
+def _silent_solver() -> Any:
+    """A solver that prints nothing. HiGHS 1.16 prints its version when callbacks are enabled, which
+    its constructor does before anybody can set an option."""
+    import highspy
+
+    class Silent(highspy.Highs):
+        def enableCallbacks(self) -> Any:  # noqa: N802
+            self.setOptionValue("output_flag", False)
+            enable: Any = super().enableCallbacks  # not annotated
+            return enable()
+
+    make: Any = Silent
+    return make()

@@ -30,7 +30,7 @@ def run(
 
 
 def command(name: str) -> click.Command:
-    found: click.Command = import_module(f"memplan_cli.{name}").command
+    found: click.Command = import_module(f"memplan_cli.{name.replace('-', '_')}").command
     return found
 
 

@@ -47,6 +47,7 @@ MADE_BY_READERS = {
     "train.py",
     "make_bundle.py",
     "model.py",
+    "policy.py",
     "loop.py",
     "finetune.py",
 }

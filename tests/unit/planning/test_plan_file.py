@@ -109,7 +109,7 @@ def test_the_schema_has_the_fields_of_the_file() -> None:
         assert list(places[name]["properties"]) == list(data[name])
     for name in ("chunks", "loops", "passes"):
         assert list(places[name]["items"]["properties"]) == list(data[name][0])
-    assert list(places["tensors"]["items"]["properties"]) == [*list(data["tensors"][0]), "chunks"]
+    assert list(places["tensors"]["items"]["properties"]) == [*data["tensors"][0], "chunks", "call"]
     assert list(places["sequence"]["items"]["oneOf"][1]["properties"]) == list(data["sequence"][2])
 
 

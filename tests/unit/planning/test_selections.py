@@ -47,10 +47,25 @@ def test_a_row_says_what_a_selector_saves_and_costs(mlp: Rewrite) -> None:
     (row,) = mlp.selections
     assert (row.option, row.selector) == ("--recompute", "blocks.*.mlp :: *")
     assert row.recomputed
-    assert row.nbytes > 1 << 20
+    assert 1 << 20 < row.at_peak_bytes <= row.nbytes
     assert 0 < row.seconds_fraction < 1
     (told,) = mlp.as_json()["selections"]  # type: ignore[misc]
     assert told == row.as_json()
+
+
+def test_views_take_no_bytes() -> None:
+    """A reshaped tensor lies in the memory of the one that it is made of."""
+    options = RewriteOptions(
+        parse_budget("100%"),
+        effort=1,
+        optimize="none",
+        passes="none",
+        strategy="none",
+        keep=("*.attn :: Reshape",),
+    )
+    (row,) = rewrite(GPT, options, dry_run=True).selections
+    assert row.tensors
+    assert (row.nbytes, row.at_peak_bytes) == (0, 0)
 
 
 def test_an_operator_of_modules_is_kept() -> None:

@@ -199,6 +199,33 @@ def test_effort_gives_the_same_plan_twice() -> None:
     assert first == second
 
 
+def test_a_run_that_nobody_reads_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch drops it from the graphs: neither its time nor its bytes are in the report."""
+    from dataclasses import replace
+
+    import numpy as np
+
+    from memplan.pytorch import solver_plan
+
+    search = solver_plan.checked
+
+    def with_doubles(strategy: Any, problem: Any, *rest: Any) -> Any:
+        outcome = search(strategy, problem, *rest)
+        again = set(problem.arrays.maker.tolist())
+        order = problem.order.tolist()
+        place = next(
+            p for p, node in enumerate(order) if node in again and problem.arrays.cost[node]
+        )
+        sequence = np.insert(problem.order, place, order[place])
+        return replace(outcome, decision=replace(outcome.decision, sequence=sequence))
+
+    monkeypatch.setattr(solver_plan, "checked", with_doubles)
+    report = taken(Net, torch.randn(128, 32), budget="100%").report
+    assert report.extra_cost_fraction == 0
+    assert not report.recomputed
+    assert report.predicted_peak_bytes == report.baseline_peak_bytes
+
+
 def test_a_wrong_cut_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each half is compared with the joint graph: an operator that runs twice is found."""
     from memplan.errors import MemplanError

@@ -22,14 +22,16 @@
     return made;
   }
 
-  const tensors = allTensors(document.getElementById("tensors"));
+  const section = document.getElementById("tensors");
+  const tensors = section ? allTensors(section) : { at() {} };
 
   // ---- timeline: hover, arrow keys, drag to zoom
 
-  const chart = document.querySelector(".chart");
-  if (chart && data.steps.length) timeline(chart);
+  document.querySelectorAll(".chart").forEach((chart, k) => {
+    if (data.charts[k].steps.length) timeline(chart, data.charts[k]);
+  });
 
-  function timeline(chart) {
+  function timeline(chart, data) {
     const plot = chart.querySelector(".plot");
     const svg = plot.querySelector("svg");
     const cursor = plot.querySelector(".cursor");
@@ -210,7 +212,7 @@
           cell.textContent = bytes(content);
           cell.title = content + " B";
         } else if (column === "birth" || column === "death") {
-          const edge = { [-1]: "before", [data.count]: "end" };
+          const edge = { [-1]: "before", [data.charts[0].count]: "end" };
           cell.textContent = edge[content] ?? content;
         } else {
           if (column === "class") {

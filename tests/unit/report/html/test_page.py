@@ -89,7 +89,7 @@ class TestHtml:
         assert not [name for name, _ in parsed.attributes if name.startswith("on")]
         assert any(analysis.at_peak[0].name in text for text in parsed.texts)
         assert any(analysis.peak_node in text for text in parsed.texts)
-        names = data_of(page)["names"]
+        names = data_of(page)["charts"][0]["names"]
         assert len(names) == len(analysis.graph.nodes)
         assert all(name.startswith("</script>") for name in names)
 
@@ -108,7 +108,7 @@ class TestHtml:
         assert "default-src 'none'" in page
 
     def test_the_script_data_is_the_series(self, analysis: Analysis) -> None:
-        data = data_of(analysis_html(analysis))
+        (data,) = data_of(analysis_html(analysis))["charts"]
         kept = np.array(data["steps"])
         layers = dict(data["layers"])
         for name, values in class_series(analysis).items():

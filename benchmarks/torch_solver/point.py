@@ -1,0 +1,126 @@
+"""One point in a process of its own: ``python -m benchmarks.torch_solver.point '{...}'``.
+
+Prints JSON. ``peak_bytes``: resident bytes (weights, buffers, batch) and PyTorch's own allocations
+from the beginning of a step, at their highest. ``grown_bytes``: what the process's resident set
+grows by in a step, of pages that the allocator gives back at once (glibc,
+``MALLOC_MMAP_THRESHOLD_``).
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import memplan
+from benchmarks.torch_solver.models import make
+
+STEPS = 9
+
+
+def main() -> None:
+    """Measure what the argument asks for."""
+    asked = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    model, batch = make(asked["model"])
+    solver = None
+    if asked["solver"] == "memplan":
+        solver = memplan.torch_solver(
+            asked["budget"], backend=asked["backend"], time_limit=asked["time_limit"]
+        )
+        run = torch.compile(model, backend=solver.backend)
+    else:
+        from torch._functorch import config
+
+        config.activation_memory_budget = asked["budget"]
+        if asked["solver"] != "none":
+            config.activation_memory_budget_solver = asked["solver"]
+        backend = asked["backend"]
+        if asked["solver"] == "none" and backend == "aot_eager":
+            backend = "aot_eager_default_partitioner"
+        run = torch.compile(model, backend=backend)
+    found: dict[str, Any] = dict(asked)
+    begin = time.perf_counter()
+    got = _gradients(run, model, batch)
+    found["compile_seconds"] = round(time.perf_counter() - begin, 2)
+    model.zero_grad(set_to_none=True)
+    resident = sum(each.nbytes for each in (*model.parameters(), *model.buffers(), *batch))
+    found["peak_bytes"] = resident + _allocated(run, model, batch)
+    found["grown_bytes"] = _grown(run, model, batch)
+    found["seconds"] = _seconds(run, model, batch)
+    other, _ = make(asked["model"])
+    expected = _gradients(other, other, batch)
+    found["bitwise"] = all(map(torch.equal, got, expected))
+    if solver is not None:
+        report = solver.report.as_json()
+        for key in ("predicted_peak_bytes", "baseline_peak_bytes", "floor_bytes"):
+            found[key] = report[key]
+        for key in ("extra_cost_fraction", "bound_fraction", "planning_seconds"):
+            found[key] = round(report[key], 5)
+        found["bound_kind"] = report["bound_kind"]
+    print(json.dumps(found))
+
+
+def _gradients(run: Callable[..., Any], model: Any, batch: Any) -> list[torch.Tensor]:
+    torch.manual_seed(5)
+    loss = run(*batch)
+    loss.backward()
+    return [loss.detach(), *(each.grad.clone() for each in model.parameters())]
+
+
+def _step(run: Callable[..., Any], model: Any, batch: Any) -> None:
+    run(*batch).backward()
+    model.zero_grad(set_to_none=True)
+
+
+def _allocated(run: Callable[..., Any], model: Any, batch: Any) -> int:
+    """Bytes beside those at the beginning, by PyTorch's allocator."""
+    _step(run, model, batch)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        _step(run, model, batch)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        found.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    told = sorted(
+        (each for each in events if each.get("name") == "[memory]"), key=lambda each: each["ts"]
+    )
+    begin = told[0]["args"]["Total Allocated"] - told[0]["args"]["Bytes"]
+    return int(max(each["args"]["Total Allocated"] for each in told) - begin)
+
+
+def _grown(run: Callable[..., Any], model: Any, batch: Any) -> int:
+    """Growth of the resident set, from the high-water mark that Linux keeps."""
+    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    _step(run, model, batch)
+    return _status("VmHWM") - before
+
+
+def _status(key: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(key)
+
+
+def _seconds(run: Callable[..., Any], model: Any, batch: Any) -> float:
+    """Median CPU seconds of a step, on one thread: other processes disturb them little."""
+    taken = []
+    for _ in range(STEPS):
+        begin = time.process_time()
+        _step(run, model, batch)
+        taken.append(time.process_time() - begin)
+    return round(statistics.median(taken), 5)
+
+
+if __name__ == "__main__":
+    main()

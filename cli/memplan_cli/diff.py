@@ -1,0 +1,93 @@
+"""``memplan diff``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from memplan_cli.command import memplan_command
+from memplan_cli.progress import waiting
+from memplan_cli.shared_options import (
+    PATH,
+    Report,
+    bound,
+    dim_option,
+    provider_option,
+    report_options,
+    session_option,
+    state_option,
+)
+
+if TYPE_CHECKING:
+    from memplan.api.diff.diff_result import Diff
+
+
+@memplan_command(
+    "diff",
+    "memplan diff before.onnx after.onnx --dim N=32",
+    "memplan diff step.onnx step.memplan.onnx --format html -o before-after.html",
+)
+@click.argument("old", type=PATH)
+@click.argument("new", type=PATH)
+@dim_option("Give a symbolic dimension its size, in both models.")
+@click.option(
+    "--new-dim",
+    "new_dims",
+    multiple=True,
+    metavar="NAME=SIZE",
+    help="The same for NEW alone, to compare sizes.",
+)
+@session_option("How the models will be loaded.")
+@provider_option("The execution provider whose rules apply.")
+@state_option
+@report_options("text", "json", "html")
+def command(
+    old: Path,
+    new: Path,
+    dims: tuple[str, ...],
+    new_dims: tuple[str, ...],
+    session: str,
+    provider: str,
+    state: tuple[str, ...],
+    report: Report,
+) -> int:
+    """Say why NEW needs more or less memory than OLD, tensor by tensor.
+
+    Tensors are matched by structure, so that other names are no difference. Nothing is run. A
+    difference is no failure: exit code 0 ('memplan check' is the gate).
+    """
+    from memplan.api.diff.diffing import diff
+
+    report.guard(old, new)
+    with waiting(report, f"comparing {old.name} and {new.name}"):
+        found = diff(
+            old,
+            new,
+            bound(dims),
+            new_dims=bound(new_dims),
+            session=session,
+            provider=provider,
+            state=state,
+        )
+    if report.form == "json":
+        report.emit_json(found.as_json())
+    elif report.form == "html":
+        from memplan.report.html.diff_page import diff_html
+
+        report.emit(diff_html(found))
+    else:
+        report.emit(_text(found, report))
+    return 0
+
+
+def _text(found: Diff, report: Report) -> str:
+    from memplan.report.diff_words import headline
+    from memplan.report.terminal.diff_text import render
+    from memplan.report.terminal.tables import line
+
+    if report.quiet:
+        return report.text_of(line(headline(found), "bold"))
+    details = report.details or report.output is not None
+    return report.text_of(render(found, details=details))

@@ -1,0 +1,45 @@
+"""``memplan plan-as``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from memplan_cli.command import memplan_command
+from memplan_cli.shared_options import PATH, Report, report_options
+
+SCHEMA = "memplan.policy/1"
+# Those of memplan.report.policies.targets, which a help text need not import.
+TARGETS = ("torch", "jax", "maxtext")
+
+
+@memplan_command(
+    "plan-as",
+    "memplan plan-as torch plan.json -o checkpoints.py",
+    "memplan plan-as maxtext plan.json",
+)
+@click.argument("target", type=click.Choice(TARGETS))
+@click.argument("plan", type=PATH)
+@report_options(output="The policy, or - for stdout.")
+def command(target: str, plan: Path, report: Report) -> int:
+    """Print a PLAN as a checkpoint policy of PyTorch, JAX or MaxText.
+
+    'memplan rewrite --plan-out' writes PLAN, for a step of 'memplan capture'. torch: a Python
+    module that checkpoints the modules of a model. jax: names and policies. maxtext: settings in
+    YAML. What of the plan is not in it is told on stderr, and in the file.
+    """
+    from memplan.planning.plan_file import read_plan
+    from memplan.report.policies.targets import policy_for
+
+    report.guard(plan)
+    policy = policy_for(target, read_plan(plan))
+    if report.form == "json":
+        fields = {"schema": SCHEMA, "target": target, "text": policy.text}
+        report.emit_json({**fields, "notes": list(policy.notes)})
+    else:
+        report.emit(policy.text)
+    if not report.quiet:
+        for note in policy.notes:
+            click.echo(f"not in the policy: {note}", err=True)
+    return 0

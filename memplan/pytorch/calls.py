@@ -1,0 +1,228 @@
+"""Which call of PyTorch makes a tensor: what a policy for eager PyTorch goes by (``memplan
+plan-as torch``).
+
+A call is known by the modules that it is made in, from the outside in, by its operator, and by how
+many calls of its family that module made before: ``blocks.0/attn/qkv linear 0``. A view belongs
+to the call whose memory it shares. A call that cannot be kept has no name: it draws random numbers,
+or it writes over a tensor, or its result is written over.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.traceback import annotate
+
+from memplan.pytorch.call_families import family_of
+
+_KEY = "memplan_call"
+_INSIDE: ContextVar[bool] = ContextVar("inside a call", default=False)
+_STACK = "nn_module_stack"
+_ROOT = "model"
+_LAYOUT = frozenset({"contiguous", "flatten", "reshape", "_unsafe_view"})
+"""Views of what lies one element behind the other; else copies, which are cheap to make again."""
+_COPIES = frozenset({"to"})
+"""Views only of what needs no conversion."""
+_INPLACE = ("torch.nn.modules.activation.", "torch.nn.modules.dropout.")
+"""Modules that have an option ``inplace``."""
+_ATTENTION = "scaled_dot_product_attention"
+_ATTENTION_DROPS = 4
+
+
+def one_call(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """``function``, written out in other operators, whose nodes say that they are one call of the
+    function ``name``."""
+
+    @wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if _INSIDE.get() or torch.compiler.is_dynamo_compiling():
+            return function(*args, **kwargs)
+        token = _INSIDE.set(True)
+        random = name == _ATTENTION and _drops(args, kwargs)
+        try:
+            with annotate({_KEY: (name, object(), random)}):
+                return function(*args, **kwargs)
+        finally:
+            _INSIDE.reset(token)
+
+    return called
+
+
+def calls_of(traced: Any, written: Any, in_place: Any = None) -> dict[str, str]:
+    """The calls of a traced program by the names of tensors in ``written``, which is what its
+    operators were decomposed into. Where that program has no operators in place any more,
+    ``in_place`` is the one before, which has."""
+    closed = _closed(in_place.graph) if in_place is not None else frozenset()
+    own, views = _named(traced.graph, closed)
+    found: dict[str, str] = {}
+    results: dict[str, str] = {}
+    for node in written.graph.nodes:
+        several = isinstance(node.meta.get("val"), tuple | list)  # and their parts follow
+        if node.op != "call_function" or several or is_backward(node):
+            continue
+        sources = node.meta.get("from_node") or ()
+        origin = sources[-1].name if sources else node.name
+        if origin in views:
+            found[node.name] = views[origin]
+        elif origin in own and _part(node) == 0:
+            results[origin] = node.name  # the last of those that an operator was decomposed into
+    return found | {name: own[origin] for origin, name in results.items()}
+
+
+def is_backward(node: Node) -> bool:
+    """Whether a node of a joint graph belongs to its backward part."""
+    return node.meta.get("partitioner_tag") == "is_backward"
+
+
+def _named(graph: Any, closed: Set[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The calls that may be kept, by the names of the nodes that give their results, and by those
+    of views of these; but for the places ``closed``."""
+    calls, views = _calls(graph)
+    open_calls = {n: c for n, c in calls.items() if not c.closed and c.place not in closed}
+    return (
+        {node.name: call.name for node, call in open_calls.items() if node is call.last},
+        {n.name: c.name for n, c in views.items() if not c.closed and c.place not in closed},
+    )
+
+
+def _closed(graph: Any) -> frozenset[str]:
+    """The places of calls that cannot be kept."""
+    return frozenset(call.place for call in _calls(graph)[0].values() if call.closed)
+
+
+def _calls(graph: Any) -> tuple[dict[Node, _Call], dict[Node, _Call]]:
+    """The call of every node with memory of its own, and of every view."""
+    calls: dict[Node, _Call] = {}
+    views: dict[Node, _Call] = {}
+    groups: dict[Any, _Call] = {}
+    count = Counter[str]()
+    for node in graph.nodes:
+        if node.op != "call_function" or is_backward(node):
+            continue
+        source = _source(node)
+        if source is not None:
+            if source in calls or source in views:
+                views[node] = calls.get(source) or views[source]
+            continue
+        name, mark, random = (node.meta.get("custom") or {}).get(_KEY) or (None, node, False)
+        if mark not in groups:
+            modules, kind = _modules(node), name or _kind(node.target)
+            kind = kind.rstrip("_") if _switched_off(node) else kind
+            place = f"{modules} {family_of(kind)}"
+            groups[mark] = _Call(
+                f"{modules} {kind} {count[place]}", f"{place} {count[place]}", node
+            )
+            count[place] += 1
+        call = calls[node] = groups[mark]
+        call.last = node
+        call.closed |= random or _cannot_be_kept(node)
+        for written in _written_over(node):
+            target = calls.get(written) or views.get(written)
+            if target is not None:
+                target.closed = True
+    return calls, views
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call while the graph is read: its name, the same with its family in the place of its
+    operator, its last node, and whether it cannot be kept."""
+
+    name: str
+    place: str
+    last: Node
+    closed: bool = False
+
+
+def _kind(target: Any) -> str:
+    """The operator's name without its overload: ``linear`` of ``aten.linear.default``."""
+    packet = getattr(target, "overloadpacket", None)
+    name = str(getattr(packet, "__name__", None) or getattr(target, "__name__", target))
+    return name.replace(" ", "_")
+
+
+def _switched_off(node: Node) -> bool:
+    """Whether an operator writes over its input only because its module is told to: policies tell
+    such modules not to."""
+    classes = [str(kind) for _, kind in (node.meta.get(_STACK) or {}).values()]
+    return bool(classes) and classes[-1].startswith(_INPLACE)
+
+
+def _modules(node: Node) -> str:
+    """The modules that a node was made in, from the outside in, each by its path in the one around
+    it; a module's second call is ``path@1``."""
+    around = ""
+    told: list[str] = []
+    for key, (path, _) in (node.meta.get(_STACK) or {}).items():
+        name = str(path)
+        if name in ("", _ROOT):
+            continue
+        name = name.removeprefix(f"{_ROOT}.")
+        inner = name.removeprefix(f"{around}.") if around else name
+        told = told if inner != name else []  # what is called from elsewhere begins anew
+        around = name
+        _, again, number = str(key).rpartition("@")
+        told.append(f"{inner}@{number}" if again and number.isdecimal() else inner)
+    return "/".join(told)
+
+
+def _source(node: Node) -> Node | None:
+    """The tensor whose memory a view shares; None of what has memory of its own."""
+    source = node.args[0] if node.args else None
+    if not isinstance(source, Node):
+        return None
+    if node.target.__class__ is type(min):  # operator.getitem
+        return source if _part(node) == 0 or _source(source) is not None else None
+    if _kind(node.target) in _LAYOUT:
+        return source
+    if _kind(node.target) in _COPIES:
+        return None
+    returned = [r.alias_info for r in getattr(getattr(node.target, "_schema", None), "returns", ())]
+    view = bool(returned) and all(info is not None and not info.is_write for info in returned)
+    return source if view else None
+
+
+def _part(node: Node) -> int:
+    """Which part of a result an element of it is; 0 of a whole one."""
+    taken = node.target.__class__ is type(min) and len(node.args) > 1
+    return node.args[1] if taken and isinstance(node.args[1], int) else 0
+
+
+def _cannot_be_kept(node: Node) -> bool:
+    """Whether an operator draws random numbers or writes over a tensor."""
+    if _kind(node.target) == _ATTENTION:
+        return _drops(node.args, node.kwargs)
+    tags = getattr(node.target, "tags", ())
+    schema = getattr(node.target, "_schema", None)
+    writes = bool(schema and schema.is_mutable) and not _switched_off(node)
+    return writes or torch.Tag.nondeterministic_seeded in tags
+
+
+def _drops(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether attention drops some of its weights at random."""
+    given = args[_ATTENTION_DROPS] if len(args) > _ATTENTION_DROPS else kwargs.get("dropout_p")
+    return bool(given)
+
+
+def _written_over(node: Node) -> Iterator[Node]:
+    """What an operator writes over."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable or _switched_off(node):
+        return
+    for argument, value in zip(schema.arguments, node.args, strict=False):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from (v for v in _every(value) if isinstance(v, Node))
+
+
+def _every(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
+        yield from value
+    else:
+        yield value

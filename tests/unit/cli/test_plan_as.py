@@ -1,0 +1,67 @@
+"""``memplan plan-as``: what it prints where, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from helpers.plan_files import SMALL
+from helpers.planned_calls import block, plan_of
+from helpers.running import Memplan, runner
+from memplan.errors import EXIT_MODEL, EXIT_USAGE
+from memplan.report.policies.targets import TARGETS
+from memplan_cli import plan_as
+
+
+@pytest.fixture
+def memplan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Memplan:
+    kept = ("attn/qkv linear 0", "mlp/0 linear 0")
+    plan_of(*block("blocks.0", kept), *block("blocks.1", kept)).save(tmp_path / "plan.json")
+    SMALL.save(tmp_path / "small.json")
+    return runner(tmp_path, monkeypatch, capfd)
+
+
+def test_targets_are_those_that_are_there() -> None:
+    assert set(plan_as.TARGETS) == set(TARGETS)
+
+
+@pytest.mark.parametrize("target", plan_as.TARGETS)
+def test_a_policy_goes_to_stdout_and_what_is_lost_to_stderr(target: str, memplan: Memplan) -> None:
+    done = memplan("plan-as", target, "plan.json")
+    assert done.returncode == 0
+    assert done.stderr.startswith("not in the policy: the order of the operators")
+    assert memplan("plan-as", target, "plan.json", "-q").stderr == ""
+    data = json.loads(memplan("plan-as", target, "plan.json", "--format", "json").stdout)
+    assert data["schema"] == "memplan.policy/1"
+    assert data["target"] == target
+    assert data["text"] == done.stdout
+    assert len(data["notes"]) == len(done.stderr.splitlines())
+
+
+def test_a_file_is_written_and_not_overwritten(memplan: Memplan, tmp_path: Path) -> None:
+    assert memplan("plan-as", "torch", "plan.json", "-o", "policy.py").returncode == 0
+    assert "def checkpoint_as_planned" in (tmp_path / "policy.py").read_text()
+    assert memplan("plan-as", "torch", "plan.json", "-o", "policy.py").returncode == EXIT_USAGE
+    assert memplan("plan-as", "torch", "plan.json", "-o", "plan.json").returncode == EXIT_USAGE
+
+
+def test_what_is_no_plan_is_refused(memplan: Memplan, tmp_path: Path) -> None:
+    (tmp_path / "list.json").write_text("[]")
+    done = memplan("plan-as", "torch", "list.json")
+    assert done.returncode == EXIT_MODEL
+    assert done.stderr.count("\n") == 2
+    assert memplan("plan-as", "torch", "missing.json").returncode == EXIT_MODEL
+
+
+def test_a_plan_of_no_pytorch_model_is_refused(memplan: Memplan, tmp_path: Path) -> None:
+    data = json.loads((tmp_path / "small.json").read_text())
+    for tensor in data["tensors"]:
+        tensor.pop("call", None)
+    (tmp_path / "none.json").write_text(json.dumps(data))
+    done = memplan("plan-as", "jax", "none.json")
+    assert done.returncode == EXIT_USAGE
+    assert "memplan capture" in done.stderr

@@ -1,0 +1,138 @@
+"""``action.yml`` and the hook: their steps are run as GitHub runs them, in a scratch repository."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from helpers.branches import OF_A_HOOK, commit, git, repository, step
+
+yaml: Any = pytest.importorskip("yaml")
+ROOT = Path(__file__).parents[3]
+ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
+EXPRESSION = re.compile(r"\$\{\{\s*(.*?)\s*\}\}")
+
+
+def run_check(folder: Path, **given: str) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """The step ``check`` with some inputs, in ``folder``; and the folder of what it wrote."""
+    temp = folder.parent / "temp"
+    (temp / "memplan-venv/bin").mkdir(parents=True, exist_ok=True)
+    program = temp / "memplan-venv/bin/memplan"
+    program.write_text(
+        f"#!{sys.executable} -P\nfrom memplan_cli.main import run\nrun()\n", encoding="utf-8"
+    )
+    program.chmod(0o755)
+    python = program.with_name("python")
+    if not python.exists():
+        python.symlink_to(sys.executable)
+    (check,) = (s for s in ACTION["runs"]["steps"] if s.get("id") == "check")
+    inputs = {name: value["default"] for name, value in ACTION["inputs"].items()} | given
+    values = {f"inputs.{name}": value for name, value in inputs.items()}
+    environment = {
+        **{name: value for name, value in os.environ.items() if name not in OF_A_HOOK},
+        "RUNNER_TEMP": str(temp),
+        "GITHUB_STEP_SUMMARY": str(temp / "summary.md"),
+        "GITHUB_OUTPUT": str(temp / "output"),
+        "GITHUB_ACTIONS": "true",
+        **{name: values[EXPRESSION.fullmatch(v)[1]] for name, v in check["env"].items()},  # type: ignore[index]
+        **{name: value for name, value in given.items() if name.isupper()},
+    }
+    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", check["run"]]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    return done, temp
+
+
+def outputs(temp: Path) -> Mapping[str, str]:
+    """What a step gives to those behind it."""
+    lines = (temp / "output").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("=", 1) for line in lines)
+
+
+@pytest.fixture
+def topic(tmp_path: Path) -> Path:
+    """A repository in which a branch makes the model larger than ``origin/main`` has it."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    repository(folder)
+    onnx.save(step(), folder / "step.onnx")
+    commit(folder)
+    git(folder, "update-ref", "refs/remotes/origin/main", "HEAD")
+    git(folder, "checkout", "-q", "-b", "topic")
+    onnx.save(step(layers=4), folder / "step.onnx")
+    commit(folder)
+    return folder
+
+
+def test_a_regression_fails_the_step_where_a_reviewer_looks(topic: Path) -> None:
+    done, temp = run_check(topic, models="step.onnx", GITHUB_BASE_REF="main")
+    assert done.returncode == 1, done.stderr
+    (properties, message) = re.findall(r"^::error (.*?)::(.*)$", done.stdout, re.MULTILINE)[0]
+    assert dict(each.split("=", 1) for each in properties.split(","))["file"]
+    assert "%0A" in message
+    assert "FAIL  step.onnx" in done.stdout
+    summary = (temp / "summary.md").read_text(encoding="utf-8")
+    assert summary.startswith("**memplan: 1 of 1 model needs more memory**")
+    written = outputs(temp)
+    assert (written["exit-code"], written["failed"], written["regressed"]) == ("1", "true", "1")
+    assert Path(outputs(temp)["report"]).read_text(encoding="utf-8") == summary
+
+
+def test_what_does_not_grow_passes(topic: Path) -> None:
+    git(topic, "checkout", "-q", "-f", "-B", "topic", "origin/main")
+    done, temp = run_check(topic, models="step.onnx", GITHUB_BASE_REF="main")
+    assert done.returncode == 0, done.stderr
+    assert "::error" not in done.stdout
+    written = outputs(temp)
+    assert (written["exit-code"], written["failed"], written["regressed"]) == ("0", "false", "0")
+
+
+def test_a_check_that_cannot_be_made_says_why(topic: Path) -> None:
+    done, temp = run_check(topic, lock="gone%.lock", base="none")
+    assert done.returncode == 3
+    assert "error: lock gone%.lock does not exist\nhint: " in done.stderr
+    assert "::error title=memplan::error: lock gone%25.lock does not exist%0Ahint: " in done.stdout
+    summary = (temp / "summary.md").read_text(encoding="utf-8")
+    assert summary.startswith("**memplan could not compare**\n\n    error: lock gone%.lock")
+    written = outputs(temp)
+    assert (written["exit-code"], written["failed"], written["regressed"]) == ("3", "true", "")
+
+
+def test_inputs_are_values_and_never_text_of_a_script(topic: Path) -> None:
+    """By construction, and tried."""
+    for each in ACTION["runs"]["steps"]:
+        assert not EXPRESSION.search(each["run"])
+    hostile = "$(touch owned)`touch owned`;touch owned"
+    for name in ("models", "lock", "base", "args"):
+        done, _ = run_check(topic, **{"models": "step.onnx", "base": "none", name: hostile})
+        assert done.returncode in (2, 3, 5), done.stdout + done.stderr
+    assert not list(topic.rglob("owned"))
+    done, _ = run_check(topic, models="--update")
+    assert done.returncode != 0
+    assert not (topic / "memplan.lock").exists(), "a model's name was taken for an option"
+
+
+def test_further_options_come_one_per_line(topic: Path) -> None:
+    done, _ = run_check(topic, models="step.onnx", base="main\n", args="--max-peak\n1kB\n")
+    assert done.returncode == 2, "a base is one line"
+    done, _ = run_check(topic, models="step.onnx", base="HEAD", args="--max-peak\n1kB\n")
+    assert done.returncode == 1
+    assert "(--max-peak)" in done.stdout
+
+
+def test_the_hook_is_a_command_that_exists() -> None:
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
+    assert hook["entry"] == "memplan check"
+    wanted = re.compile(hook["files"])
+    assert wanted.search("a/step.onnx")
+    assert wanted.search("memplan.lock")
+    assert not wanted.search("step.py")

@@ -1,0 +1,106 @@
+"""A diff as text and as a page: named at once, whole, and safe whatever names hold."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import onnx
+import pytest
+
+from helpers.graphs import parse
+from helpers.renaming import renamed
+from helpers.running import Memplan
+from helpers.training_steps import symbolic_batch
+from memplan.api.diff.diffing import diff
+from memplan.report.html.diff_page import diff_html
+from memplan.report.terminal.console import show
+from memplan.report.terminal.diff_text import render
+
+HOSTILE = "</script><script>alert(1)</script>\x1b[2J\n::error::told"
+STEERS = re.compile(r"^::|[^\x20-\x7e\n\u00a0-\uffff]|[\u2028-\u202e\u2066-\u2069]", re.MULTILINE)
+FORWARD = "g (float[4, 8] x, float[8, 3] w) => (float[4, 3] y) { [n] h = MatMul(x, w) y = Relu(h) }"
+
+
+def hostile() -> onnx.ModelProto:
+    model = parse(FORWARD.replace("y = Relu(h)", "k = Exp(h) y = Mul(k, h)"))
+    for node in model.graph.node:
+        node.name += HOSTILE
+        node.metadata_props.add(key="memplan.module", value=HOSTILE)
+        node.input[:] = [f"{n}{HOSTILE}" if n in "hk" else n for n in node.input]
+        node.output[:] = [f"{n}{HOSTILE}" if n in "hk" else n for n in node.output]
+    return model
+
+
+def test_names_steer_nothing() -> None:
+    found = diff(parse(FORWARD), hostile())
+    page = diff_html(found)
+    assert page.count("<script") == 2
+    for text in (page, show(render(found, details=True), stdout=False)):
+        assert "alert(1)" in text
+        assert not STEERS.search(text)
+
+
+def test_the_page_is_offline_and_has_both_timelines() -> None:
+    page = diff_html(diff(symbolic_batch(), symbolic_batch(), {"N": 64}, new_dims={"N": 128}))
+    assert not re.search(r"https?://|url\(|@import|<link|src=", page)
+    block = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
+    assert block is not None
+    charts = json.loads(block[1])["charts"]
+    assert len(charts) == page.count('class="chart"') == 2
+    assert page.count('class="before"') == 1
+    assert "N 64 -&gt; 128" in page
+
+
+def test_a_graph_without_nodes_has_a_page() -> None:
+    empty = parse("g (float[4] x) => (float[4] x) { }")
+    assert "The graph has no nodes" in diff_html(diff(empty, parse(FORWARD)))
+    assert "The graph has no nodes" in diff_html(diff(parse(FORWARD), empty))
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> None:
+    onnx.save(symbolic_batch(), tmp_path / "old.onnx")
+    onnx.save(renamed(symbolic_batch()), tmp_path / "new.onnx")
+
+
+@pytest.mark.usefixtures("two")
+class TestCommand:
+    def test_another_exporter(self, inside: Memplan) -> None:
+        done = inside("diff", "old.onnx", "new.onnx", "--dim", "N=64")
+        assert done.returncode == 0
+        first, *rest = done.stdout.splitlines()
+        assert re.fullmatch(r"peak .* in both", first)
+        assert any(re.match("graph: the same but for the names of", text) for text in rest)
+
+    def test_the_cause_is_named_at_once(self, inside: Memplan) -> None:
+        sizes = ("--dim", "N=64", "--new-dim", "N=128")
+        done = inside("diff", "old.onnx", "new.onnx", *sizes)
+        head = "\n".join(done.stdout.splitlines()[:12])
+        assert "why: " in head
+        assert "tensors larger" in head
+        assert "dims: N 64 -> 128" in head
+        assert inside("diff", "-q", "old.onnx", "new.onnx", *sizes).stdout.count("\n") == 1
+
+    def test_json(self, inside: Memplan) -> None:
+        done = inside("diff", "old.onnx", "new.onnx", "--dim", "N=64", "--format", "json")
+        assert json.loads(done.stdout)["schema"] == "memplan.diff/1"
+
+    @pytest.mark.parametrize(
+        ("words", "code", "message"),
+        [
+            (("old.onnx", "none.onnx", "--dim", "N=4"), 3, "none.onnx"),
+            (("old.onnx", "new.onnx"), 3, "'N'"),
+            (("old.onnx", "new.onnx", "--dim", "N=4", "--dim", "M=1"), 2, "--dim M"),
+            (("old.onnx", "new.onnx", "--dim", "N=4", "-o", "old.onnx", "--force"), 2, "old.onnx"),
+        ],
+    )
+    def test_bad_input(
+        self, inside: Memplan, words: tuple[str, ...], code: int, message: str
+    ) -> None:
+        done = inside("diff", *words)
+        assert done.returncode == code, done.stderr
+        assert message in done.stderr
+        assert done.stderr.count("\n") == 2
+        assert done.stdout == ""

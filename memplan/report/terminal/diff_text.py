@@ -12,6 +12,7 @@ from memplan.report.diff_words import (
     place,
     reason,
     what_of,
+    work_lines,
 )
 from memplan.report.terminal.tables import Table, group, line, notes, section
 from memplan.units import counted, format_bytes, format_delta
@@ -29,6 +30,7 @@ def render(diff: Diff, *, details: bool = False) -> Group:
         line(f"new  {place(diff.new)}"),
         *([line(f"dims: {dims}")] if dims else []),
         line(graph_line(diff)),
+        *(line(text) for text in work_lines(diff)),
         *section(_class_table(diff, details)),
     ]
     if diff.changes or diff.inside_bytes:

@@ -158,9 +158,7 @@ class Trainer(Kept[int]):
         self._data_state = self._place = about.data
         self._prediction: tuple[dict[str, int], Predicted] | None = None
 
-    def _open(
-        self, values: dict[str, Array], wanted: list[str], measure: bool, steps: int
-    ) -> None:
+    def _open(self, values: dict[str, Array], wanted: list[str], measure: bool, steps: int) -> None:
         from memplan.runtime.training_session import TrainingSession  # imports onnxruntime
 
         self.session = TrainingSession(

@@ -1,9 +1,9 @@
 """``products``: gradients of weights, with a factor transposed ahead of the product.
 
 ``x'·y``, the gradient of a weight, is a product of a transposed first factor. ONNX Runtime's CPU
-kernel (MLAS, ``sgemm.cpp``) transposes that anew for every block of columns of the
-result; a ``Transpose`` before the product does it once. Where the result has more rows than columns, and
-sums are long, it is made transposed (``y'·x``) and turned back: the wide side is then that of the
+kernel (MLAS, ``sgemm.cpp``) transposes that anew for every block of columns of the result; a
+``Transpose`` before the product does it once. Where the result has more rows than columns, and sums
+are long, it is made transposed (``y'·x``) and turned back: the wide side is then that of the
 columns.
 
 Measured on ONNX Runtime 1.31.1 (AMD EPYC, Zen 4, CPU seconds of one thread, 512 to 2,048 rows in a

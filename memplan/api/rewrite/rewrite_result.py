@@ -31,6 +31,7 @@ from memplan.planning.plan import Plan
 from memplan.planning.plan_file import PlanFile
 from memplan.proto.metadata import get_metadata
 from memplan.simulate.explain import Explainer
+from memplan.simulate.step_work import StepWork, step_work
 from memplan.simulate.timeline import Timeline
 from memplan.units import counted
 
@@ -107,6 +108,12 @@ class Rewrite(Summary):
     def measured_nodes(self) -> int:
         """How many nodes of the planned graph have measured seconds."""
         return self.costs.measured_nodes(self.planned)
+
+    @property
+    def work(self) -> tuple[StepWork, StepWork]:
+        """What a step of the file asks of the device, and one of the rewritten model."""
+        device = self.costs.device
+        return step_work(self.original.timeline, device), step_work(self.timeline, device)
 
     @property
     def pairs(self) -> tuple[PairChange, ...]:
@@ -192,6 +199,7 @@ class Rewrite(Summary):
                 "measured_nodes": self.measured_nodes,
                 "estimated_nodes": len(self.planned.nodes) - self.measured_nodes,
             },
+            "work": dict(zip(("before", "after"), (w.as_json() for w in self.work), strict=True)),
             "planning_seconds": plan.planning_seconds,
             "equivalence": self.equivalence.as_json(),
             "plain": _plain_json(self),

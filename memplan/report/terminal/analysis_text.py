@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 
 from memplan.api.analysis import NO_BACKWARD
+from memplan.report.terminal.blocks import Blocks, backward_at, curve
 from memplan.report.terminal.loops_text import stored_tables
 from memplan.report.terminal.passes import narrowing_table
 from memplan.report.terminal.state_text import doubt_lines, offer_line, state_lines
@@ -47,6 +48,8 @@ def render(
     """
     parts: list[RenderableType] = [line(headline(analysis), "bold")]
     parts += [line(fact) for fact in _facts(analysis)]
+    timeline = analysis.timeline
+    parts.append(Blocks(curve("", timeline, backward_at(timeline, analysis.phases))))
     parts += section(_class_table(analysis))
     if analysis.stashes:
         parts += section(_module_table(analysis))

@@ -83,6 +83,7 @@ def _facts(analysis: Analysis) -> list[str]:
         f"{format_bytes(timeline.dynamic_peak_bytes)} = {timeline.peak_bytes:,} B"
         + (f"; with kernel workspace +{format_bytes(workspace)}" if workspace else ""),
         floor,
+        *_work(analysis),
         *state_lines(analysis.graph),
         *offer_line(timeline, analysis.with_state_in_place()),
     ]
@@ -100,6 +101,13 @@ def _inexact(analysis: Analysis) -> list[str]:
     first, *more = dict.fromkeys(analysis.inexact)
     rest = f" (and {counted(len(more), 'more reason')}: see Assumptions)" if more else ""
     return [f"NOT EXACT: {first}{rest}"]
+
+
+def _work(analysis: Analysis) -> list[str]:
+    """On a GPU every node is a launch."""
+    if analysis.session.provider != "cuda":
+        return []
+    return [f"per step on {analysis.work.device} (estimated): {analysis.work.words}"]
 
 
 def _later_line(later: LaterRuns) -> str:

@@ -13,6 +13,7 @@ from memplan.report.diff_words import (
     place,
     reason,
     what_of,
+    work_lines,
 )
 from memplan.report.terminal.blocks import Blocks, Curve, backward_at, curve
 from memplan.report.terminal.tables import Table, group, line, notes, section
@@ -31,6 +32,7 @@ def render(diff: Diff, *, details: bool = False) -> Group:
         line(f"new  {place(diff.new)}"),
         *([line(f"dims: {dims}")] if dims else []),
         line(graph_line(diff)),
+        *(line(text) for text in work_lines(diff)),
         Blocks(*(_curve(side, name) for side, name in ((diff.old, "old"), (diff.new, "new")))),
         *section(_class_table(diff, details)),
     ]

@@ -15,6 +15,7 @@ from memplan.report.terminal.loops_text import changed_table
 from memplan.report.terminal.passes import removed_lines
 from memplan.report.terminal.state_text import doubt_lines, state_lines
 from memplan.report.terminal.tables import Table, group, line, notes, section
+from memplan.simulate.step_work import compare_work
 from memplan.units import counted, echo_size, format_bytes, format_delta
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def render(result: Rewrite, *, details: bool = False) -> Group:
         line(equivalence_line(result.equivalence)),
         line(_bits_line(result)),
     ]
+    if result.options.provider == "cuda":
+        parts.append(line(compare_work(*result.work)))
     if result.offload is not None:
         parts += [line(text) for text in result.offload.lines]
     if result.plan.refusals:

@@ -16,6 +16,7 @@ import click
 import pytest
 
 from helpers.models import load_benchmark
+from helpers.pages import files
 from memplan import errors
 from memplan_cli.main import (
     COMMANDS,
@@ -184,6 +185,8 @@ def test_links_resolve(page: Path) -> None:
 def test_paths_of_the_repository_exist(page: Path) -> None:
     """A path in a span of code is relative to the repository, to ``memplan/`` or to the page."""
     known = {path.name for path in ROOT.glob("*/**/*.py") if ".venv" not in path.parts}
+    if DOCS in page.parents:
+        known |= set(files(str(page.relative_to(DOCS))))
     for span in _SPAN.findall(prose(page)):
         if not _PATH.fullmatch(span) or span.startswith(("/", "..")):
             continue

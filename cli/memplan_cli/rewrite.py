@@ -78,7 +78,8 @@ if TYPE_CHECKING:
     show_default=True,
     metavar="NAMES",
     help="Free savings first: all, none, or names out of "
-    "elide,prune,release,masks,narrow,order,early-update.",
+    "elide,prune,release,masks,narrow,order,early-update. 'all,products' also puts gradients of "
+    "weights into their faster form, which takes copies; last bits may differ.",
 )
 @click.option(
     "--chunk",

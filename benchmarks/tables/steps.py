@@ -25,7 +25,7 @@ def beside_pytorch(record: dict[str, Any]) -> list[str]:
                 f"{row['growth_bytes'] / first['growth_bytes']:.2f}",
                 "" if planned is None else f"{planned / 1e6:.0f}",
                 f"{1000 * row['seconds_median']:.0f}",
-                f"{1000 * min(rounds):.0f} to {1000 * max(rounds):.0f}",
+                f"{1000 * min(rounds):.0f} to {1000 * max(rounds):.0f}" if rounds[1:] else "one",
                 f"{row['seconds_median'] / first['seconds_median']:.2f}",
             ]
         )

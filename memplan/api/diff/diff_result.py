@@ -11,7 +11,7 @@ from memplan.api.check.compare_locks import ClassDelta
 from memplan.api.check.current import family_of
 from memplan.api.diff.graph_changes import GraphChanges
 from memplan.api.diff.peak_changes import Change, How, TensorChange
-from memplan.api.summary import Rows, Summary
+from memplan.api.summary import Pictured, Rows, Summary
 from memplan.api.versions import runtime_json
 from memplan.ir.counterparts import Counterparts
 from memplan.units import format_delta
@@ -97,6 +97,10 @@ class Diff(Summary):
             ),
         )
 
+    def pictured(self) -> Pictured:
+        """What a notebook draws."""
+        return (("old", self.old.explainer), ("new", self.new.explainer))
+
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""
         return {
@@ -156,6 +160,7 @@ def _side(analysis: Analysis) -> dict[str, object]:
         "peak_step": timeline.peak_step,
         "peak_node": analysis.peak_node,
         "steps": len(timeline.order),
+        "work": analysis.work.as_json(),
         "floor_with_workspace_bytes": analysis.floor_with_workspace_bytes,
         "by_class": {str(name): nbytes for name, nbytes in analysis.by_class.items()},
         "as_loaded": analysis.as_loaded,

@@ -17,16 +17,21 @@ from memplan.api.rewrite.replaying import Replay
 from memplan.api.rewrite.selection_report import SelectionRow
 from memplan.api.rewrite.waterfall import WaterfallStep, waterfall
 from memplan.api.state_modes import state_report
-from memplan.api.summary import Rows, Summary
+from memplan.api.summary import Pictured, Rows, Summary
 from memplan.api.versions import runtime_json
 from memplan.equivalence.prove import Equivalence
 from memplan.ir.graph import Graph
+from memplan.ir.modules import modules
+from memplan.ir.phases import find_phases
 from memplan.passes import manager as free
 from memplan.passes.chunk.asked import NONE as NO_CHUNKS
 from memplan.planning.costs import NodeCosts
 from memplan.planning.plain.finish_fences import PlainModel
 from memplan.planning.plan import Plan
 from memplan.planning.plan_file import PlanFile
+from memplan.proto.metadata import get_metadata
+from memplan.simulate.explain import Explainer
+from memplan.simulate.step_work import StepWork, step_work
 from memplan.simulate.timeline import Timeline
 from memplan.units import counted
 
@@ -105,6 +110,12 @@ class Rewrite(Summary):
         return self.costs.measured_nodes(self.planned)
 
     @property
+    def work(self) -> tuple[StepWork, StepWork]:
+        """What a step of the file asks of the device, and one of the rewritten model."""
+        device = self.costs.device
+        return step_work(self.original.timeline, device), step_work(self.timeline, device)
+
+    @property
     def pairs(self) -> tuple[PairChange, ...]:
         """The loops that were changed: what they stored before, and what after."""
         return tuple(p for s in self.passes if isinstance(s, LoopStep) for p in s.pairs)
@@ -138,6 +149,13 @@ class Rewrite(Summary):
             ("output", str(self.output) if self.output is not None else "nothing written"),
             ("assumptions", f"{len(self.assumptions)}"),
         )
+
+    def pictured(self) -> Pictured:
+        """What a notebook draws."""
+        graph = self.timeline.graph
+        phases = find_phases(graph, metadata=get_metadata(self.model))
+        after = Explainer(self.timeline, phases, modules(graph, phases))
+        return (("before", self.original.explainer), ("after", after))
 
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""
@@ -181,6 +199,7 @@ class Rewrite(Summary):
                 "measured_nodes": self.measured_nodes,
                 "estimated_nodes": len(self.planned.nodes) - self.measured_nodes,
             },
+            "work": dict(zip(("before", "after"), (w.as_json() for w in self.work), strict=True)),
             "planning_seconds": plan.planning_seconds,
             "equivalence": self.equivalence.as_json(),
             "plain": _plain_json(self),

@@ -107,7 +107,7 @@ def load(path: Path, device: str) -> Loaded:
 
     if device not in DEVICES:
         raise UsageError(
-            f"there is no device profile '{device}'", "profiles: " + ", ".join(DEVICES)
+            f"unknown device profile '{device}'", "profiles: " + ", ".join(DEVICES)
         )
     model = open_model(path)
     session = session_kind("tuned", "cpu")

@@ -12,7 +12,7 @@ from memplan.passes.chunk.asked import NAME as CHUNK
 from memplan.passes.chunk.asked import NONE
 from memplan.units import counted
 
-_REDRAWN = "random operators without a seed draw other numbers than in the original"
+_REDRAWN = "random operators without a seed draw different numbers than the original"
 
 
 def rewrite_notes(

@@ -61,7 +61,7 @@ def test_a_pass_that_raises_the_peak_is_undone() -> None:
     steps = PassManager([Worse()]).run(better, simulate(better.graph, TUNED))  # type: ignore[list-item]
     assert steps[0].model is better
     assert not steps[0].changed
-    assert steps[0].note == "left out: a peak would rise"
+    assert steps[0].note == "left out: it would raise the peak"
 
 
 def test_steps_record_what_is_gone() -> None:

@@ -54,7 +54,7 @@ def test_parse(text: str, asked: Asked | None) -> None:
 
 @pytest.mark.parametrize("text", ["1", "0", "-2", "many", "2.0"])
 def test_parse_refuses(text: str) -> None:
-    with pytest.raises(UsageError, match="not a number of chunks"):
+    with pytest.raises(UsageError, match="expected a number of chunks"):
         parse_chunks(text)
 
 

@@ -141,5 +141,5 @@ def test_a_form_without_a_place_for_it_refuses_a_frontier_before_the_work(
     assert error == (
         f"error: --format {form} holds the memory of one step and cannot hold --frontier"
     )
-    assert hint == "hint: text, json and html have"
+    assert hint == "hint: text, json and html can"
     assert not Path("x").exists()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from memplan.api.sweep.sweep_result import SweepPoint
 
 # Lines that a report takes beside its list of tensors, and the shortest list on a small terminal.
-_LINES_BESIDE_TENSORS = 30
+_LINES_BESIDE_TENSORS = 35
 _FEWEST_TENSORS = 5
 # Forms of other programs, which say what is alive when and nothing else.
 _OF_ONE_STEP = ("chrome-trace", "torch-snapshot")

@@ -17,6 +17,7 @@ from memplan.errors import MemplanError, RuntimeUnavailableError
 from memplan.ir.contract import Contract
 from memplan.ir.graph import Graph, Phase
 from memplan.ir.phases import Phases, count_phases
+from memplan.ops.cost import device_for
 from memplan.ops.float_types import unsupported_kernels, unsupported_notes
 from memplan.ops.sharp_edges import edge_notes, sharp_edges
 from memplan.passes.loops.loop_pairs import RecurrentPair, find_pairs
@@ -32,6 +33,7 @@ from memplan.simulate.opened import OpenModel, on_devices
 from memplan.simulate.pattern import LaterRuns, later_runs
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.state_memory import bind_state, unbound
+from memplan.simulate.step_work import StepWork, step_work
 from memplan.simulate.timeline import Timeline, removable_casts, simulate
 from memplan.units import counted, format_bytes
 
@@ -126,6 +128,11 @@ class Analysis(Summary):
         return self.graph.nodes[timeline.order[timeline.peak_step]].name if timeline.order else ""
 
     @property
+    def work(self) -> StepWork:
+        """Launches and bytes moved per step, and their time on a device of this kind."""
+        return step_work(self.timeline, device_for(self.session.provider))
+
+    @property
     def is_forward_only(self) -> bool:
         """Whether the graph has no backward part."""
         return not {Phase.BACKWARD, Phase.UPDATE}.intersection(self.phases.of)
@@ -184,6 +191,7 @@ class Analysis(Summary):
             "phases": {str(k): v for k, v in count_phases(self.phases).items()},
             "by_class": {str(k): v for k, v in self.by_class.items()},
             "at_peak": [_live_json(live) for live in self.at_peak],
+            "work": self.work.as_json(),
             "stash_bytes": sum(stash.nbytes for stash in self.stashes),
             "stash_by_module": {
                 module: sum(stash.nbytes for stash in stashes)

@@ -9,7 +9,8 @@ what to trust; measured costs replace them (``--costs``).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.ops.book import operator
@@ -77,26 +78,42 @@ def device_for(provider: str) -> Device:
     return DEVICES["cpu" if provider == "cpu" else "h200"]
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a node asks of a device: kernels to launch (one a node at least), bytes that they read
+    and write, and estimated seconds."""
+
+    launches: int = 0
+    moved_bytes: int = 0
+    seconds: float = 0.0
+
+
 def node_costs(graph: Graph, device: Device, provider: str) -> list[float]:
     """Estimated seconds of every node, by node id. Loops: their bodies, as often as they run; of
     an ``If`` the longer branch."""
+    return [work.seconds for work in node_work(graph, device, provider)]
+
+
+def node_work(graph: Graph, device: Device, provider: str) -> list[Work]:
+    """The work of every node, by node id; bodies as in :func:`node_costs`."""
     rules = semantics(provider)
-    costs = []
+    found = []
     for node in graph.nodes:
         is_view = all(rules.alias_input(node.key, k) is not None for k in range(len(node.outputs)))
         if is_view and not any(graph.tensors[t].is_output for t in node.writes):
-            costs.append(0.0)
-            continue
-        if node.op in COPY_OPS:
-            costs.append(copy_seconds(graph, node, device))
-            continue
-        if node.id in graph.bodies:
-            costs.append(_inside(graph, node, device, provider) + device.kernel_seconds)
+            found.append(Work())
             continue
         moved = sum(graph.tensors[t].nbytes for t in (*node.reads, *node.writes))
+        if node.op in COPY_OPS:
+            found.append(Work(1, moved, copy_seconds(graph, node, device)))
+            continue
+        if node.id in graph.bodies:
+            inside = _inside(graph, node, device, provider)
+            found.append(replace(inside, seconds=inside.seconds + device.kernel_seconds))
+            continue
         seconds = max(flops(graph, node) / device.flops_per_second, moved / device.bytes_per_second)
-        costs.append(seconds + device.kernel_seconds)
-    return costs
+        found.append(Work(1, moved, seconds + device.kernel_seconds))
+    return found
 
 
 def copy_seconds(graph: Graph, node: Node, device: Device) -> float:
@@ -105,18 +122,29 @@ def copy_seconds(graph: Graph, node: Node, device: Device) -> float:
     return moved / device.host_bytes_per_second + device.kernel_seconds
 
 
-def _inside(graph: Graph, node: Node, device: Device, provider: str) -> float:
-    """Estimated seconds of a control-flow node's bodies; one step where their number is unknown."""
+def total_work(works: Iterable[Work], times: int = 1) -> Work:
+    """The sum, so many times."""
+    launches = moved = 0
+    seconds = 0.0
+    for work in works:
+        launches += work.launches
+        moved += work.moved_bytes
+        seconds += work.seconds
+    return Work(times * launches, times * moved, times * seconds)
+
+
+def _inside(graph: Graph, node: Node, device: Device, provider: str) -> Work:
+    """The work of a control-flow node's bodies, or of its longest; one step where their number is
+    unknown."""
     found = []
     for body in graph.bodies[node.id]:
-        once = 0.0
         if body.graph is None:
             moved = sum(graph.tensors[t].nbytes for t in (*node.reads, *node.writes))
-            once = moved / device.bytes_per_second
+            found.append(Work(1, moved, moved / device.bytes_per_second))
         else:
-            once = sum(node_costs(body.graph, device, provider))
-        found.append(once * (1 if body.trips is None or body.graph is None else body.trips))
-    return max(found, default=0.0)
+            works = node_work(body.graph, device, provider)
+            found.append(total_work(works, 1 if body.trips is None else body.trips))
+    return max(found, key=lambda work: work.seconds, default=Work())
 
 
 def flops(graph: Graph, node: Node) -> float:

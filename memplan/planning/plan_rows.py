@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from memplan.ir.graph import Graph, Phase, Tensor, TensorKind
 from memplan.ir.modules import NO_MODULE
@@ -12,12 +13,39 @@ from memplan.planning.forms.dormant import Extended
 from memplan.planning.forms.on_host import ON_HOST
 from memplan.planning.plan import Plan
 from memplan.planning.plan_file import KEPT, FormNode, Step, TensorDecision
+from memplan.proto.metadata import CALL_KEY
+from memplan.simulate.opened import OpenModel
 
 RECOMPUTED, REBUILT, NARROWED = "recomputed", "rebuilt", "narrowed"
 WORDS = {ON_HOST: "offloaded"}
 """What a plan file calls kinds of forms, where not by their own name."""
 _DIGITS = 6
 """Of seconds: estimates and measurements are not known any better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The module of the node that makes a tensor, and the call of PyTorch; None: not told."""
+
+    module: str | None = None
+    call: str | None = None
+
+
+def origins_of(model: OpenModel) -> dict[str, Origin]:
+    """What a file says of its tensors, by their names, which outlive its nodes: the runtime's
+    optimizer replaces nodes, drops what they say, and keeps the names of tensors."""
+    graph = model.graph
+    found: dict[str, Origin] = {}
+    for node in graph.nodes:
+        module, call = _told(model.modules[node.id]), graph.metadata[node.id].get(CALL_KEY)
+        if module or call:
+            origin = Origin(module, call)
+            found |= {graph.tensors[t].name: origin for t in node.writes}
+    return found
+
+
+def _told(module: str) -> str | None:
+    return None if module == NO_MODULE else module
 
 
 def form_nodes(extended: Extended) -> dict[int, FormNode]:
@@ -52,7 +80,7 @@ def tensor_rows(
     seconds: Sequence[float],
     narrowed: Collection[str],
     chunks: Mapping[str, int],
-    calls: Mapping[str, str],
+    origins: Mapping[str, Origin],
 ) -> tuple[TensorDecision, ...]:
     """What becomes of every tensor that crosses from forward into backward, and of those that are
     made more than once, in the order in which they are made.
@@ -64,7 +92,7 @@ def tensor_rows(
         seconds: by node id of the plan's graph, dormant nodes included.
         narrowed: names of nodes that the pass ``narrow`` put in.
         chunks: into how many chunks nodes went, by name.
-        calls: the calls of PyTorch that made tensors, by the names of these.
+        origins: what the file that was given says of tensors, by their names.
     """
     graph, runs = plan.extended.graph, Counter(plan.sequence)
     groups: dict[str, list[int]] = {}
@@ -90,19 +118,19 @@ def tensor_rows(
             decision = RECOMPUTED
         elif maker.name in narrowed:
             decision = NARROWED
-        module = modules[maker.id]
+        origin = origins.get(tensor.name, Origin())
         rows.append(
             TensorDecision(
                 tensor=tensor.name,
                 node=maker.name,
                 operator=maker.op,
-                module=None if module == NO_MODULE else module,
+                module=origin.module or _told(modules[maker.id]),
                 nbytes=tensor.nbytes,
                 decision=decision,
                 times=times,
                 seconds=float(f"{cost:.{_DIGITS}g}"),
                 chunks=chunks.get(maker.name),
-                call=calls.get(tensor.name),
+                call=origin.call,
             )
         )
     return tuple(rows)

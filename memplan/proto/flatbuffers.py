@@ -34,6 +34,10 @@ class Table:
         except UnicodeDecodeError:
             raise self._damaged() from None
 
+    def texts(self, field: int) -> tuple[str, ...]:
+        """A vector of strings, which must be UTF-8."""
+        return tuple(each._own_text() for each in self.tables(field))
+
     def blob(self, field: int) -> memoryview:
         """A vector of bytes; empty if it is absent."""
         first, count = self._vector(field, 1)
@@ -64,6 +68,15 @@ class Table:
         first, count = self._vector(field, 4)
         for k in range(count):
             yield self._followed(first + 4 * k)
+
+    def _own_text(self) -> str:
+        """What stands here, if it is no table but a string."""
+        count = self._number("<I", self.place)
+        self._require(self.place + 4, count)
+        try:
+            return bytes(self.data[self.place + 4 : self.place + 4 + count]).decode()
+        except UnicodeDecodeError:
+            raise self._damaged() from None
 
     def _field(self, field: int) -> int | None:
         table = self.place - self._number("<i", self.place)

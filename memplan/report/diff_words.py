@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from memplan.api.analysis import Analysis
 from memplan.api.diff.diff_result import Diff
 from memplan.api.diff.peak_changes import Change, How, TensorChange
+from memplan.simulate.step_work import compare_work
 from memplan.units import counted, format_bytes, format_delta, told_apart
 
 WORDS: Mapping[How | Change, str] = {
@@ -73,6 +74,13 @@ def place(analysis: Analysis) -> str:
     phase = analysis.phases.of[timeline.order[timeline.peak_step]]
     step = f"step {timeline.peak_step}/{len(timeline.order)}"
     return f"{analysis.path}: {step} ({phase}: {analysis.peak_node})"
+
+
+def work_lines(diff: Diff) -> list[str]:
+    """Launches, bytes moved and time on a GPU; nothing of a CPU, which no roofline describes."""
+    if diff.new.session.provider != "cuda":
+        return []
+    return [compare_work(diff.old.work, diff.new.work)]
 
 
 def graph_line(diff: Diff) -> str:

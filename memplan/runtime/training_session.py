@@ -104,7 +104,8 @@ class TrainingSession:
         self.buffers: dict[str, Buffer] = {}
         self._spare: dict[str, Buffer] = {}
         self._led: list[tuple[TrainingSession, frozenset[str]]] = []
-        self._model, self._folder = model, folder
+        self._folder = folder
+        self._model = model if measured else b""  # to open it anew
         self._guard, self._measured = guard, measured
         self._turn = 0
         self.failed: tuple[str, str] | None = None
@@ -112,9 +113,9 @@ class TrainingSession:
         self._quiet.log_severity_level = 4  # errors come as exceptions, and some are meant
         self._steps_measured = 0
         self.peaks: list[int] = []
-        self._open()
+        self._open(model)
 
-    def _open(self) -> None:
+    def _open(self, model: bytes) -> None:
         request = self.request
         options = session_options(request.session, request.dims)
         point_to_weights(options, self._folder)
@@ -125,7 +126,7 @@ class TrainingSession:
         try:
             if request.provider == "cuda" and hasattr(ort, "preload_dlls"):
                 ort.preload_dlls()
-            self._session = open_session(self._model, request, options)
+            self._session = open_session(model, request, options)
         except Exception as error:
             raise explain(str(error), "loading the model", request.provider) from None
         # Two bindings, between which the buffers that change places differ.
@@ -238,7 +239,7 @@ class TrainingSession:
             self.peaks += dynamic_peaks(events, self.request.provider)
             self._scratch.__exit__(None, None, None)
             self._steps_measured = 0
-            self._open()
+            self._open(self._model)
         return list(self.peaks)
 
     def close(self) -> None:

@@ -39,7 +39,7 @@ _WEIGHTS = (Role.PARAMETER, Role.FROZEN, Role.AVERAGE)
 class First:
     """The state to begin with, what is to be said of it, and how far it has come."""
 
-    values: Mapping[str, Array]
+    values: dict[str, Array]
     notes: tuple[str, ...]
     about: Progress
 
@@ -74,7 +74,8 @@ def wanted_of(step: StepFile) -> Wanted:
 def initial_state(
     step: StepFile, weights: Mapping[str, Any] | None, init: Init, seed: int
 ) -> tuple[dict[str, Array], tuple[str, ...]]:
-    """A value for every input that lives from step to step, and what is to be said of them.
+    """A value for every input that lives from step to step, to be read only (those of the file are
+    not copied), and what is to be said of them.
 
     Args:
         step: the step.
@@ -101,7 +102,7 @@ def initial_state(
             if rule is RANDOM:
                 by_rule.setdefault("random numbers", []).append(slot.name)
         elif slot.default is not None:
-            values[slot.name] = np.array(slot.default)
+            values[slot.name] = slot.default
         elif slot.role is Role.AVERAGE and averaged_by(slot.name) in step.slots:
             following.append(slot)
         elif slot.role in _WEIGHTS:
@@ -117,7 +118,7 @@ def initial_state(
             "or --init random",
         )
     for slot in following:
-        values[slot.name] = np.array(values[str(averaged_by(slot.name))])
+        values[slot.name] = values[str(averaged_by(slot.name))]
     notes = tuple(f"{_some(names)} start at {what}" for what, names in by_rule.items())
     return values, notes
 
@@ -230,6 +231,8 @@ def _first_number(step: StepFile, slot: Slot) -> float:
 def _filled(slot: Slot, number: float) -> Array:
     if slot.dtype == BFLOAT16:
         return _typed(slot, np.full(slot.static_shape, number))
+    if not number:
+        return np.zeros(slot.static_shape, slot.dtype)  # takes no memory before it is written to
     return np.full(slot.static_shape, np.float64(number).astype(slot.dtype))
 
 

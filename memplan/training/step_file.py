@@ -213,6 +213,7 @@ def read_step(
     kept = [tensor for tensor in stripped.graph.initializer if tensor.name not in slots]
     del stripped.graph.initializer[:]
     stripped.graph.initializer.extend(kept)
+    stripped = copied(stripped)  # what is deleted from a message stays in its memory
     shown = shown_path(model)
     return StepFile(shown, stripped, whole, folder, contract, slots, found, metadata, files)
 

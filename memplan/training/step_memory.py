@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,16 +24,18 @@ class StepMemory:
     Args:
         session: where it lies.
         file: the step.
-        values: first values of all state.
+        values: first values of all state; taken out one by one, as each would be there twice.
         steps: after how many steps these are.
     """
 
     def __init__(
-        self, session: TrainingSession, file: StepFile, values: Mapping[str, Array], steps: int
+        self,
+        session: TrainingSession,
+        file: StepFile,
+        values: MutableMapping[str, Array],
+        steps: int,
     ) -> None:
         self.session, self.steps, self.broken = session, steps, ""
-        for name, value in values.items():
-            session.set(name, value)
         renewed = set(file.contract.new_values.values())
         # Counters that the step does not renew are counted here.
         self.counters = {
@@ -41,6 +43,8 @@ class StepMemory:
             for slot in file.named(Role.STEP_COUNTER)
             if slot.name not in renewed
         }
+        for name in list(values):
+            session.set(name, values.pop(name))
         self.renewed = renewed | self.counters.keys()
         """The state that steps change."""
 

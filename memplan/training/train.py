@@ -17,7 +17,7 @@ from memplan.proto.write import check_output, keep_apart
 from memplan.training.batches import Batches, load_data
 from memplan.training.initial import RANDOM
 from memplan.training.log import TrainingLog, check_log
-from memplan.training.step_file import StepFile, read_step
+from memplan.training.step_file import read_step
 from memplan.training.synthetic import BATCHES, synthetic_batches
 from memplan.training.telling import Binding, StepReport
 from memplan.training.trainer import Trainer
@@ -196,10 +196,7 @@ def run(
     """
     file = as_path(path)
     _check(file, options, force)
-    step = read_step(file, dims, parse_state(options.state).pairs)
-    if begin is not None:
-        begin(step.state_bytes)
-    with closing(_trainer(step, options)) as trainer:
+    with closing(_trainer(file, options, dims, begin)) as trainer:
         resumed = trainer.steps
         batches, told = _batches(trainer, options, dims or {})
         log = None
@@ -250,7 +247,16 @@ def _check(path: Path, options: TrainOptions, force: bool) -> None:
         check_log(options.log, resumes=options.resume, checkpoint=_goes_on(options), force=force)
 
 
-def _trainer(step: StepFile, options: TrainOptions) -> Trainer:
+def _trainer(
+    path: Path,
+    options: TrainOptions,
+    dims: Mapping[str, int] | None,
+    begin: Callable[[int], None] | None,
+) -> Trainer:
+    """The trainer alone: the step that was read, with all first values, is gone behind this."""
+    step = read_step(path, dims, parse_state(options.state).pairs)
+    if begin is not None:
+        begin(step.state_bytes)
     return Trainer(
         step,
         weights=options.weights_file,

@@ -110,11 +110,11 @@ class Trainer(Kept[int]):
     ) -> None:
         check_most({"seed": seed, "threads": threads})
         step = model if isinstance(model, StepFile) else read_step(model, dims, state)
-        self.file = step
         require_update(step)
         require_runtime()
         require_room(2 * step.state_bytes, "the state of the step and its first values")
         first = first_values(step, weights, init, seed, resume)
+        self.file = step = step.without_values()
         self.notes, about = (*step.contract.notes, *first.notes), first.about
         self._pairs = dict(step.contract.new_values)
         self.batch_slots = tuple(step.named(Role.BATCH))
@@ -147,7 +147,6 @@ class Trainer(Kept[int]):
             guarded=guard,
         )
         self._open(first.values, wanted, measure, about.steps)
-        self.file = step.without_values()
         self._keys = {_ALONE: {slot.name: slot.name for slot in self.file.state}}
         self.outputs: dict[str, Array] = {}
         self.metrics: dict[str, float] = {}
@@ -159,9 +158,7 @@ class Trainer(Kept[int]):
         self._data_state = self._place = about.data
         self._prediction: tuple[dict[str, int], Predicted] | None = None
 
-    def _open(
-        self, values: Mapping[str, Array], wanted: list[str], measure: bool, steps: int
-    ) -> None:
+    def _open(self, values: dict[str, Array], wanted: list[str], measure: bool, steps: int) -> None:
         from memplan.runtime.training_session import TrainingSession  # imports onnxruntime
 
         self.session = TrainingSession(

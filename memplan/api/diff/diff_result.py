@@ -156,6 +156,7 @@ def _side(analysis: Analysis) -> dict[str, object]:
         "peak_step": timeline.peak_step,
         "peak_node": analysis.peak_node,
         "steps": len(timeline.order),
+        "work": analysis.work.as_json(),
         "floor_with_workspace_bytes": analysis.floor_with_workspace_bytes,
         "by_class": {str(name): nbytes for name, nbytes in analysis.by_class.items()},
         "as_loaded": analysis.as_loaded,

@@ -25,8 +25,7 @@ from memplan.planning.plan_file import (
     Settings,
     TensorDecision,
 )
-from memplan.planning.plan_rows import WORDS, sequence_steps, tensor_rows
-from memplan.proto.metadata import CALL_KEY
+from memplan.planning.plan_rows import WORDS, origins_of, sequence_steps, tensor_rows
 from memplan.runtime.installed import installed_runtime
 
 _PIECE = re.compile(r"(.+)/chunk\d+")
@@ -59,7 +58,7 @@ def recorded_plan(source: Source, proved: Proved) -> PlanFile:
         bound_fraction=plan.bound_fraction,
         bound_kind=plan.bound_kind,
         strategy=plan.strategy,
-        tensors=_rows(planned, _calls(source.model.graph)),
+        tensors=tensor_decisions(source, planned),
         chunks=tuple(chunk for step in planned.steps for chunk in step.chunks),
         chunk_cost_fraction=planned.chunk_cost,
         loops=_loops(planned),
@@ -100,14 +99,8 @@ def _order(planned: Planned) -> tuple[str, ...]:
     return ()
 
 
-def _calls(graph: Graph) -> dict[str, str]:
-    """The calls of PyTorch that a captured file names, by the tensors that they made: the runtime's
-    optimizer drops what nodes say, and keeps names of tensors."""
-    found = ((node, graph.metadata[node.id].get(CALL_KEY)) for node in graph.nodes)
-    return {graph.tensors[t].name: call for node, call in found if call for t in node.writes}
-
-
-def _rows(planned: Planned, calls: Mapping[str, str]) -> tuple[TensorDecision, ...]:
+def tensor_decisions(source: Source, planned: Planned) -> tuple[TensorDecision, ...]:
+    """What becomes of the tensors, a row each."""
     plan, model, costs = planned.plan, planned.model, planned.costs
     graph = plan.extended.graph
     estimated = costs.estimate(graph)
@@ -121,7 +114,8 @@ def _rows(planned: Planned, calls: Mapping[str, str]) -> tuple[TensorDecision, .
         if step.chunks:
             pieces = _pieces(_new(before.graph, step))
         before = step.model
-    return tensor_rows(plan, model.phases, model.modules, seconds, narrowed, pieces, calls)
+    origins = origins_of(source.model)
+    return tensor_rows(plan, model.phases, model.modules, seconds, narrowed, pieces, origins)
 
 
 def _new(before: Graph, step: PassStep) -> frozenset[str]:

@@ -8,12 +8,14 @@ way the file is taken for a wish: what it promises is simulated and proved anew.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from memplan.api.analysis import ACCOUNTING_VERSION
 from memplan.api.rewrite.cheapest import Planned, pinned_chunks
 from memplan.api.rewrite.goal import Goal, RewriteOptions, Source
 from memplan.api.rewrite.loop_storage import loops_again
+from memplan.api.rewrite.plan_record import tensor_decisions
 from memplan.api.rewrite.proved import Applied, Proved, proved_as_planned
 from memplan.api.rewrite.rewrite_candidates import Candidate, analysis_of, variants
 from memplan.api.rewrite.seconds import costs_for
@@ -31,7 +33,7 @@ from memplan.planning.forms.on_host import ON_HOST
 from memplan.planning.plain.finish_fences import PlainModel
 from memplan.planning.plain.plain_plan import everything_fenced, plain_again, plain_anew
 from memplan.planning.plan import Plan
-from memplan.planning.plan_file import FormNode, PlanFile
+from memplan.planning.plan_file import KEPT, FormNode, PlanFile, TensorDecision
 from memplan.planning.plan_rows import WORDS
 from memplan.planning.planner import Figures, Prepared, plan_request, plan_with, prepare
 from memplan.planning.replay_sequence import (
@@ -54,13 +56,15 @@ class Replay:
     """How a plan applied. ``exact``: as it stands, to the graph that it was made for.
 
     Else ``gone``: nodes of the plan that the graph does not have; ``new``: nodes of the graph that
-    the plan does not have; ``refused``: what the plan runs again and must not be run again here.
+    the plan does not have; ``refused``: what the plan runs again and must not be run again here;
+    ``undone``: tensors of which the plan decides other than what becomes of them here.
     """
 
     exact: bool
     gone: tuple[str, ...] = ()
     new: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
+    undone: tuple[str, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -71,6 +75,7 @@ class Replay:
             ("nodes missing from the graph", self.gone),
             ("nodes unknown to the plan", self.new),
             ("planned but not recomputed", self.refused),
+            ("tensors whose decision does not hold", self.undone),
         )
         named = (
             f"{words}: {listed([printable(name) for name in names], _SHOWN)}"
@@ -89,6 +94,7 @@ class Replay:
             "gone": list(self.gone),
             "new": list(self.new),
             "refused": list(self.refused),
+            "undone": list(self.undone),
         }
 
 
@@ -142,10 +148,22 @@ def replayed(source: Source, goal: Goal, plan: PlanFile, *, strict: bool) -> tup
     decided = _plan(prepared, found, goal, plan, exact=exact)
     planned = Planned(candidate, steps, costs, decided, None, plan.chunk_cost_fraction)
     planned, applied = _applied(planned, goal, plan, exact=exact)
+    if not exact:
+        replay = replace(replay, undone=_undone(plan, tensor_decisions(source, planned)))
     if exact and plan.accounting == ACCOUNTING_VERSION:
         _require_recorded(plan, applied.timeline)
     other = (_other_accounting(plan),) if plan.accounting != ACCOUNTING_VERSION else ()
     return proved_as_planned(planned, applied, goal, (*replay.notes, *other)), replay
+
+
+def _undone(plan: PlanFile, now: Sequence[TensorDecision]) -> tuple[str, ...]:
+    """Decisions of the plan that do not hold: the tensor, and what was to become of it."""
+    found = {row.tensor: row.decision for row in now}
+    return tuple(
+        f"{row.tensor} ({row.decision})"
+        for row in plan.tensors
+        if row.decision not in (KEPT, found.get(row.tensor))
+    )
 
 
 def _prepared(model: OpenModel, costs: NodeCosts, goal: Goal, plan: PlanFile) -> Prepared:

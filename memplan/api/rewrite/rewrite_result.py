@@ -27,6 +27,7 @@ from memplan.planning.costs import NodeCosts
 from memplan.planning.plain.finish_fences import PlainModel
 from memplan.planning.plan import Plan
 from memplan.planning.plan_file import PlanFile
+from memplan.simulate.step_work import StepWork, step_work
 from memplan.simulate.timeline import Timeline
 from memplan.units import counted
 
@@ -105,6 +106,12 @@ class Rewrite(Summary):
         return self.costs.measured_nodes(self.planned)
 
     @property
+    def work(self) -> tuple[StepWork, StepWork]:
+        """What a step of the file asks of the device, and one of the rewritten model."""
+        device = self.costs.device
+        return step_work(self.original.timeline, device), step_work(self.timeline, device)
+
+    @property
     def pairs(self) -> tuple[PairChange, ...]:
         """The loops that were changed: what they stored before, and what after."""
         return tuple(p for s in self.passes if isinstance(s, LoopStep) for p in s.pairs)
@@ -181,6 +188,7 @@ class Rewrite(Summary):
                 "measured_nodes": self.measured_nodes,
                 "estimated_nodes": len(self.planned.nodes) - self.measured_nodes,
             },
+            "work": dict(zip(("before", "after"), (w.as_json() for w in self.work), strict=True)),
             "planning_seconds": plan.planning_seconds,
             "equivalence": self.equivalence.as_json(),
             "plain": _plain_json(self),

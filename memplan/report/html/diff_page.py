@@ -13,7 +13,16 @@ import numpy as np
 from memplan.api.analysis import ACCOUNTING_VERSION, Analysis
 from memplan.api.diff.diff_result import ChangeGroup, Diff, left_the_peak
 from memplan.api.diff.graph_changes import common_order
-from memplan.report.diff_words import WORDS, dims_line, graph_line, headline, place, reason, what_of
+from memplan.report.diff_words import (
+    WORDS,
+    dims_line,
+    graph_line,
+    headline,
+    place,
+    reason,
+    what_of,
+    work_lines,
+)
 from memplan.report.html.chart import (
     HEADROOM,
     chart_data,
@@ -213,7 +222,6 @@ def _notes_section(diff: Diff) -> str:
     notes = dict.fromkeys((*diff.old.assumptions, *diff.new.assumptions))
     items = "".join(f"<li>{escape(note)}</li>" for note in notes)
     listed = f'<h2 class="second">Assumptions</h2><ul class="text">{items}</ul>' if notes else ""
-    return (
-        f'<section><h2>The graphs</h2><p class="text">{escape(graph_line(diff))}</p>'
-        f"{listed}</section>"
-    )
+    lines = [graph_line(diff), *work_lines(diff)]
+    told = "".join(f'<p class="text">{escape(text)}</p>' for text in lines)
+    return f"<section><h2>The graphs</h2>{told}{listed}</section>"

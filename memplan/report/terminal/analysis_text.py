@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 
 from memplan.api.analysis import NO_BACKWARD
+from memplan.report.terminal.blocks import Blocks, backward_at, curve
 from memplan.report.terminal.loops_text import stored_tables
 from memplan.report.terminal.passes import narrowing_table
 from memplan.report.terminal.state_text import doubt_lines, offer_line, state_lines
@@ -47,6 +48,8 @@ def render(
     """
     parts: list[RenderableType] = [line(headline(analysis), "bold")]
     parts += [line(fact) for fact in _facts(analysis)]
+    timeline = analysis.timeline
+    parts.append(Blocks(curve("", timeline, backward_at(timeline, analysis.phases))))
     parts += section(_class_table(analysis))
     if analysis.stashes:
         parts += section(_module_table(analysis))
@@ -80,6 +83,7 @@ def _facts(analysis: Analysis) -> list[str]:
         f"{format_bytes(timeline.dynamic_peak_bytes)} = {timeline.peak_bytes:,} B"
         + (f"; with kernel workspace +{format_bytes(workspace)}" if workspace else ""),
         floor,
+        *_work(analysis),
         *state_lines(analysis.graph),
         *offer_line(timeline, analysis.with_state_in_place()),
     ]
@@ -97,6 +101,13 @@ def _inexact(analysis: Analysis) -> list[str]:
     first, *more = dict.fromkeys(analysis.inexact)
     rest = f" (and {counted(len(more), 'more reason')}: see Assumptions)" if more else ""
     return [f"NOT EXACT: {first}{rest}"]
+
+
+def _work(analysis: Analysis) -> list[str]:
+    """On a GPU every node is a launch."""
+    if analysis.session.provider != "cuda":
+        return []
+    return [f"per step on {analysis.work.device} (estimated): {analysis.work.words}"]
 
 
 def _later_line(later: LaterRuns) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import Group, RenderableType
 
+from memplan.api.analysis import Analysis
 from memplan.api.diff.diff_result import ChangeGroup, Diff
 from memplan.report.diff_words import (
     dims_line,
@@ -12,7 +13,9 @@ from memplan.report.diff_words import (
     place,
     reason,
     what_of,
+    work_lines,
 )
+from memplan.report.terminal.blocks import Blocks, Curve, backward_at, curve
 from memplan.report.terminal.tables import Table, group, line, notes, section
 from memplan.units import counted, format_bytes, format_delta
 
@@ -29,6 +32,8 @@ def render(diff: Diff, *, details: bool = False) -> Group:
         line(f"new  {place(diff.new)}"),
         *([line(f"dims: {dims}")] if dims else []),
         line(graph_line(diff)),
+        *(line(text) for text in work_lines(diff)),
+        Blocks(*(_curve(side, name) for side, name in ((diff.old, "old"), (diff.new, "new")))),
         *section(_class_table(diff, details)),
     ]
     if diff.changes or diff.inside_bytes:
@@ -36,6 +41,10 @@ def render(diff: Diff, *, details: bool = False) -> Group:
         parts += section(_module_table(diff, details))
     told = dict.fromkeys((*diff.old.inexact, *diff.new.inexact))
     return group([*parts, *notes(told, details)])
+
+
+def _curve(analysis: Analysis, label: str) -> Curve:
+    return curve(label, analysis.timeline, backward_at(analysis.timeline, analysis.phases))
 
 
 def _class_table(diff: Diff, details: bool) -> Table:

@@ -12,10 +12,12 @@ from memplan.ir.roles import Role
 from memplan.ops.memory import in_kinds
 from memplan.planning.certificate import certificate, no_bound
 from memplan.planning.forms.on_host import ON_HOST
+from memplan.report.terminal.blocks import Blocks, backward_at, curve
 from memplan.report.terminal.loops_text import changed_table
 from memplan.report.terminal.passes import removed_lines
 from memplan.report.terminal.state_text import doubt_lines, state_lines
 from memplan.report.terminal.tables import Table, group, line, notes, section
+from memplan.simulate.step_work import compare_work
 from memplan.units import counted, echo_size, format_bytes, format_delta, listed
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ def render(result: Rewrite, *, details: bool = False) -> Group:
         line(_headline(result), "bold"),
         line(f"budget {echo_size(result.options.budget, result.budget_bytes)}"),
         *(line(text) for text in doubt_lines(result.original)),
+        _curves(result),
         *section(_steps_table(result)),
         *section(_recomputed_table(result) if result.plan.clones else None),
         *section(_selections_table(result) if result.selections else None),
@@ -42,6 +45,8 @@ def render(result: Rewrite, *, details: bool = False) -> Group:
         line(equivalence_line(result.equivalence)),
         line(_bits_line(result)),
     ]
+    if result.options.provider == "cuda":
+        parts.append(line(compare_work(*result.work)))
     if result.offload is not None:
         parts += [line(text) for text in result.offload.lines]
     if result.plan.refusals:
@@ -101,6 +106,15 @@ def _selections_table(result: Rewrite) -> Table:
             f"{row.recomputed:,}",
         )
     return table
+
+
+def _curves(result: Rewrite) -> Blocks:
+    """Memory over the step, before and after."""
+    old, new, phases = result.original.timeline, result.timeline, result.original.phases
+    return Blocks(
+        curve("before", old, backward_at(old, phases)),
+        curve("after", new, backward_at(new, phases, old)),
+    )
 
 
 def _planning_line(result: Rewrite) -> str:

@@ -128,9 +128,9 @@ def command(model: Path, dims: tuple[str, ...], report: Report, **options: Any) 
 
 
 def _say_size(nbytes: int, report: Report) -> None:
-    """A word before what takes long: the state of a large step is filled, then copied."""
+    """A word before what takes long: the state of a large step is filled."""
     if nbytes >= _LARGE and not report.quiet:
-        click.echo(f"state: {format_bytes(nbytes)}, and as much again while it is filled", err=True)
+        click.echo(f"state: {format_bytes(nbytes)}, filled before the first step", err=True)
 
 
 def _left_behind(steps: int, checkpoint: Path | None) -> str:

@@ -14,8 +14,11 @@ from memplan.units import printable
 if TYPE_CHECKING:
     import onnx
 
+    from memplan.simulate.explain import Explainer
+
 _LONGEST = 160
 Rows = tuple[tuple[str, str], ...]
+Pictured = tuple[tuple[str, "Explainer"], ...]
 
 
 class Summary:
@@ -27,6 +30,10 @@ class Summary:
     def summary_rows(self) -> Rows:
         """Pairs of what and how much; the first one is the title: a name and what it is of."""
 
+    def pictured(self) -> Pictured:
+        """Steps whose memory a notebook draws below the rows, each with a name."""
+        return ()
+
     def __repr__(self) -> str:
         (kind, what), *rows = self._shown()
         width = max((len(label) for label, _ in rows), default=0)
@@ -34,14 +41,17 @@ class Summary:
         return "\n".join([f"<{kind} {what}>", *lines])
 
     def _repr_html_(self) -> str:
-        """The same for notebooks, as a table."""
+        """The same for notebooks, as a table, and memory over the step as a picture."""
+        from memplan.report.html.notebook import picture
+
         (kind, what), *rows = self._shown()
         cells = "".join(
             f"<tr><th style='text-align:left'>{escape(label)}</th>"
             f"<td style='text-align:left'>{escape(text)}</td></tr>"
             for label, text in rows
         )
-        return f"<table><caption>{kind} <b>{escape(what)}</b></caption>{cells}</table>"
+        table = f"<table><caption>{kind} <b>{escape(what)}</b></caption>{cells}</table>"
+        return table + picture(self.pictured())
 
     def _shown(self) -> Rows:
         """The rows as they may be shown: names come from files."""

@@ -13,6 +13,7 @@ from memplan.passes.graph_pass import Pass, peak_did_not_rise
 from memplan.passes.masks import Masks
 from memplan.passes.narrow import Narrow
 from memplan.passes.order import EarlyUpdate, Order
+from memplan.passes.products import Products
 from memplan.passes.prune import Prune
 from memplan.passes.release import Release
 from memplan.planning.plan_file import ChunkDecision
@@ -29,11 +30,17 @@ NAMES = (
     Order.name,
     EarlyUpdate.name,
 )
-"""In the order in which they run."""
-REWIRING = (Release.name, Masks.name, Narrow.name)
+"""In the order in which they run; ``all`` of them."""
+ASKED = (Products.name,)
+"""Those that run where they are named: results may differ in the last bits. They run behind the
+others and chunks, before nodes are moved."""
+REWIRING = (Release.name, Masks.name, Narrow.name, Products.name)
 """Those that let nodes compute something else, which gives the same."""
 _SPARED = (Release.name, Masks.name, Narrow.name, Order.name, EarlyUpdate.name)
+_MOVES = (Order.name, EarlyUpdate.name)
 _IN_ANY_ORDER = (Prune.name, Release.name, Masks.name)
+KNOWN = (*(name for name in NAMES if name not in _MOVES), *ASKED, *_MOVES)
+"""All names, in the order in which passes run."""
 ALL, NONE = "all", "none"
 
 
@@ -58,8 +65,7 @@ class PassStep:
 
 def without_order(steps: tuple[PassStep, ...]) -> tuple[PassStep, ...]:
     """The steps before the nodes were moved; the same object where none was."""
-    moves = (Order.name, EarlyUpdate.name)
-    return next((steps[:k] for k, s in enumerate(steps) if s.changed and s.name in moves), steps)
+    return next((steps[:k] for k, s in enumerate(steps) if s.changed and s.name in _MOVES), steps)
 
 
 def removed(steps: Sequence[PassStep]) -> dict[str, list[str]]:
@@ -77,20 +83,20 @@ def recorded(steps: Sequence[PassStep]) -> dict[str, list[str]]:
 
 
 def parse_passes(text: str) -> tuple[str, ...]:
-    """``all``, ``none`` or names with commas between them → names in the order of :data:`NAMES`.
+    """``all``, ``none`` or names with commas between them → names in the order in which they run.
+    ``all`` may be one of the names: those of :data:`ASKED` are not among them.
 
     Raises:
         UsageError: a name is not that of a pass.
     """
-    if text in (ALL, NONE):
-        return NAMES if text == ALL else ()
-    wanted = [name.strip() for name in text.split(",") if name.strip()]
-    for name in wanted:
-        if name not in NAMES:
-            raise UsageError(
-                f"unknown pass '{name}'", f"passes: {', '.join(NAMES)}; or all, or none"
-            )
-    return tuple(name for name in NAMES if name in wanted)
+    if text == NONE:
+        return ()
+    wanted = {name.strip() for name in text.split(",") if name.strip()}
+    if ALL in wanted:
+        wanted = wanted - {ALL} | {*NAMES}
+    for name in sorted(wanted.difference(KNOWN)):
+        raise UsageError(f"unknown pass '{name}'", f"passes: {', '.join(KNOWN)}; or all, or none")
+    return tuple(name for name in KNOWN if name in wanted)
 
 
 def make_passes(
@@ -113,6 +119,7 @@ def make_passes(
         Release.name: Release(),
         Masks.name: Masks(),
         Narrow.name: Narrow(),
+        Products.name: Products(),
         EarlyUpdate.name: EarlyUpdate(),
         Order.name: Order(seconds, rounds),
     }
@@ -138,9 +145,9 @@ def passes_for(
 
 
 def before_orders(passes: Sequence[Pass], more: Pass) -> tuple[Pass, ...]:
-    """The passes with one more ahead of those that move nodes."""
-    moves = (Order.name, EarlyUpdate.name)
-    place = next((k for k, each in enumerate(passes) if each.name in moves), len(passes))
+    """The passes with one more ahead of those that were asked for and those that move nodes."""
+    later = (*ASKED, *_MOVES)
+    place = next((k for k, each in enumerate(passes) if each.name in later), len(passes))
     return (*passes[:place], more, *passes[place:])
 
 

@@ -44,14 +44,13 @@ def chrome_trace(analysis: Analysis) -> str:
     )
 
 
-def class_series(analysis: Analysis) -> dict[TensorClass, Bytes]:
+def class_series(explainer: Explainer) -> dict[TensorClass, Bytes]:
     """Bytes per class in memory at every step; classes that are never there are left out.
 
     The classes of a step sum to the dynamic and the resident bytes of the timeline. Bytes inside
     control-flow bodies count as activations, as in :meth:`Explainer.by_class`.
     """
-    timeline = analysis.timeline
-    explainer = Explainer(timeline, analysis.phases, analysis.modules)
+    timeline = explainer.timeline
     steps = len(timeline.order)
     change = {name: np.zeros(steps + 1, dtype=np.int64) for name in TensorClass}
     for tensor in timeline.graph.tensors:
@@ -108,7 +107,7 @@ def _nodes(analysis: Analysis) -> Iterator[Mapping[str, object]]:
 
 
 def _counters(analysis: Analysis) -> Iterator[Mapping[str, object]]:
-    for name, values in class_series(analysis).items():
+    for name, values in class_series(analysis.explainer).items():
         changed = np.flatnonzero(np.diff(values, prepend=values[:1] - 1))
         for step, value in zip(changed.tolist(), values[changed].tolist(), strict=True):
             yield {

@@ -17,7 +17,6 @@ from memplan.api.analysis import Analysis
 from memplan.ir.graph import ABSENT, Tensor
 from memplan.simulate.allocation import Buffer, is_resident
 from memplan.simulate.arena import ArenaRun, Region, simulate_arena
-from memplan.simulate.explain import Explainer
 from memplan.simulate.free_space import ALIGNMENT
 
 _DEVICE = 0
@@ -71,7 +70,7 @@ class _FrameBook:
     def __init__(self, analysis: Analysis) -> None:
         self.filename = PurePath(analysis.path).name
         self.analysis = analysis
-        self.explainer = Explainer(analysis.timeline, analysis.phases, analysis.modules)
+        self.explainer = analysis.explainer
         self._of: dict[int, Frames] = {}
 
     def of_buffer(self, buffer: Buffer) -> Frames:

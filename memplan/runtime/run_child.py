@@ -8,7 +8,6 @@ See :mod:`memplan.runtime.messages` for both.
 from __future__ import annotations
 
 import json
-import resource
 import statistics
 import tempfile
 import time
@@ -41,6 +40,7 @@ from memplan.runtime.messages import (
 )
 from memplan.runtime.profiled import Feeds, FurtherDraw, Keep, profiled_runs
 from memplan.runtime.providers import PROVIDER_NAMES
+from memplan.runtime.resident_set import peak_rss, reset_peak_rss
 from memplan.runtime.session_options import point_to_weights, session_options
 from memplan.runtime.sessions import open_session, run_step
 from memplan.runtime.times import run_times
@@ -222,9 +222,9 @@ def _timed_runs(task: MeasureTask, feeds: Feeds) -> tuple[int, list[float]]:
     session = open_session(_model(task, options), request, options)
     if request.is_bound:
         return _timed_bound(session, request, feeds)
-    rss_before = _reset_peak_rss()
+    rss_before = reset_peak_rss()
     run_step(session, feeds)
-    rss = max(_peak_rss() - rss_before, 0)
+    rss = max(peak_rss() - rss_before, 0)
     step: Callable[[], Any] = partial(run_step, session, feeds)
     if request.provider == "cuda":
         from memplan.runtime.child_cuda import resident_step
@@ -247,31 +247,9 @@ def _timed_bound(session: Any, request: RunRequest, feeds: Feeds) -> tuple[int, 
     seconds: list[float] = []
     for _ in range(1 + request.runs):
         binding = bind_step(session, feeds, request)
-        rss_before = _reset_peak_rss()
+        rss_before = reset_peak_rss()
         start = time.perf_counter()
         session.run_with_iobinding(binding)
         seconds.append(time.perf_counter() - start)
-        growth.append(max(_peak_rss() - rss_before, 0))
+        growth.append(max(peak_rss() - rss_before, 0))
     return growth[0], seconds[1:]
-
-
-def _reset_peak_rss() -> int:
-    """Reset the peak of the resident set where the system allows; the present value in bytes."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return _peak_rss()
-    return _status("VmRSS")
-
-
-def _peak_rss() -> int:
-    high = _status("VmHWM")
-    return high if high else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _status(field: str) -> int:
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), 0)

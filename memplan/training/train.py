@@ -14,6 +14,7 @@ from memplan.api.state_modes import parse_state
 from memplan.errors import MemplanError, TrainingError, UsageError
 from memplan.proto.paths import as_path
 from memplan.proto.write import check_output, keep_apart
+from memplan.runtime.resident_set import GrowthMeter, ProcessGrowth
 from memplan.training.batches import Batches, load_data
 from memplan.training.initial import RANDOM
 from memplan.training.log import TrainingLog, check_log
@@ -74,7 +75,8 @@ class TrainingRun:
     ``reports`` are those of the steps that this run took, ``resumed`` the number of steps before
     them. ``data`` says where batches came from. Bytes: ``predicted_dynamic_bytes`` and
     ``resident_bytes`` as of every step, ``measured_bytes`` dynamic per step (where it was asked
-    for). ``doubts``: those of the notes that say what is odd about the file.
+    for). ``doubts``: those of the notes that say what is odd about the file. ``process``: how far
+    this process grew; None where the system does not say.
     """
 
     path: Path
@@ -92,6 +94,7 @@ class TrainingRun:
     checkpoint: Path | None
     stopped: bool
     doubts: tuple[str, ...] = ()
+    process: ProcessGrowth | None = None
 
     @property
     def steps(self) -> int:
@@ -155,6 +158,7 @@ class TrainingRun:
             "resident_bytes": self.resident_bytes,
             "predicted_dynamic_bytes": self.predicted_dynamic_bytes,
             "measured_dynamic_peaks": list(self.measured_bytes),
+            "process": None if self.process is None else self.process.as_json(),
             "state": {
                 "in_place": len(own),
                 "in_place_bytes": sum(b.nbytes for b in own),
@@ -196,7 +200,9 @@ def run(
     """
     file = as_path(path)
     _check(file, options, force)
+    meter = GrowthMeter()
     with closing(_trainer(file, options, dims, begin)) as trainer:
+        meter.loaded()
         resumed = trainer.steps
         batches, told = _batches(trainer, options, dims or {})
         log = None
@@ -205,6 +211,7 @@ def run(
             log = TrainingLog(options.log, goes_on, force=force, metrics=trainer.file.metrics)
         with closing(log) if log is not None else nullcontext():
             reports, problems = _steps(trainer, batches, options, log, progress)
+        grown = meter.growth()
         stopped = trainer.steps < options.steps
         predicted = trainer.predicted()
         result = TrainingRun(
@@ -223,6 +230,7 @@ def run(
             checkpoint=options.checkpoint,
             stopped=stopped,
             doubts=trainer.file.contract.notes,
+            process=grown,
         )
         if options.export_forward is not None and not stopped:
             trainer.export_forward(options.export_forward, force=force)

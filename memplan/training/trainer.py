@@ -112,7 +112,7 @@ class Trainer(Kept[int]):
         step = model if isinstance(model, StepFile) else read_step(model, dims, state)
         require_update(step)
         require_runtime()
-        require_room(2 * step.state_bytes, "the state of the step and its first values")
+        require_room(step.state_bytes, "the weights and the optimizer state of the step")
         first = first_values(step, weights, init, seed, resume)
         self.file = step = step.without_values()
         self.notes, about = (*step.contract.notes, *first.notes), first.about

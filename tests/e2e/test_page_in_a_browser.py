@@ -15,7 +15,7 @@ import pytest
 from helpers.models import SAMPLES
 from memplan.api.analysis import Analysis, analyze
 from memplan.report.html.page import analysis_html
-from memplan.simulate.explain import Explainer, TensorClass
+from memplan.simulate.explain import TensorClass
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
@@ -114,7 +114,7 @@ def test_a_click_lists_what_is_alive_there(analysis: Analysis, tmp_path: Path) -
     buffers = analysis.timeline.live_at(picked)
     resident = [t for t in analysis.graph.tensors if t.producer < 0 and t.nbytes]
     assert count.startswith(f"{len(buffers) + len(resident)} of ")
-    explainer = Explainer(analysis.timeline, analysis.phases, analysis.modules)
+    explainer = analysis.explainer
     assert set(names) == {
         analysis.graph.tensors[buffer.root].name
         for buffer in buffers

@@ -17,7 +17,7 @@ from memplan.ir.counterparts import Counterparts
 from memplan.ir.graph import ABSENT, Graph
 from memplan.ir.modules import NO_MODULE
 from memplan.simulate.allocation import Buffer, is_resident
-from memplan.simulate.explain import Explainer, Live
+from memplan.simulate.explain import Live
 
 
 class Change(StrEnum):
@@ -88,7 +88,7 @@ class _Peak:
     def __init__(self, analysis: Analysis, copy_of: Mapping[int, int]) -> None:
         self.analysis, self.copy_of = analysis, copy_of
         self.graph, self.timeline = analysis.graph, analysis.timeline
-        self.explainer = Explainer(analysis.timeline, analysis.phases, analysis.modules)
+        self.explainer = analysis.explainer
         at_peak = self.timeline.live_at(self.timeline.peak_step)
         self.live = {b.id: (b, who) for b, who in zip(at_peak, analysis.at_peak, strict=True)}
 

@@ -23,7 +23,7 @@ from memplan.errors import InfeasibleError, PlanError, UsageError
 from memplan.passes.chunk.asked import NAME as CHUNK
 from memplan.passes.chunk.chunk_replay import ChunkReplay
 from memplan.passes.graph_pass import Pass
-from memplan.passes.manager import NAMES, PassManager, PassStep, make_passes
+from memplan.passes.manager import KNOWN, PassManager, PassStep, make_passes
 from memplan.passes.order import Order, OrderAgain
 from memplan.passes.prune import Prune
 from memplan.planning.apply import apply_plan
@@ -214,10 +214,10 @@ def _steps(candidate: Candidate, goal: Goal, plan: PlanFile) -> tuple[PassStep, 
     model, timeline = candidate.model, candidate.timeline
     steps: list[PassStep] = []
     for place, decision in enumerate(plan.passes):
-        if decision.name not in (*NAMES, CHUNK):
+        if decision.name not in (*KNOWN, CHUNK):
             raise PlanError(
                 f"the plan's passes[{place}]: unknown pass '{printable(decision.name)}'",
-                f"passes: {', '.join((*NAMES, CHUNK))}",
+                f"passes: {', '.join((*KNOWN, CHUNK))}",
             )
         step = PassStep(decision.name, model, timeline, changed=False, note="left out, as planned")
         if decision.changed:

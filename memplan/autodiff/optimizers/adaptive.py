@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.optimizers.optimizer import Optimizer, UpdateBuilder
+from memplan.shapes.tensor_type import NARROW_FLOATS
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,20 @@ class Adam(Optimizer):
             largest = build.state(weight, "max_exp_avg_sq")
             square = build.renewed(largest, build.op("Max", largest, square))
             states[largest.name] = square
-        size, root = self._corrections(build, weight)
-        change = mean / (build.op("Sqrt", square) / root + self.eps) * size
+        change = self._change(build, weight, mean, build.op("Sqrt", square))
         return {weight.name: before() - change, **states}
+
+    def _change(self, build: UpdateBuilder, weight: Value, mean: Value, root: Value) -> Value:
+        """lr/(1 - β₁ᵗ)·mean over root/r + eps, where r = √(1 - β₂ᵗ).
+
+        As r·lr/(1 - β₁ᵗ)·mean over root + eps·r that is a division less for every element; not in
+        narrow types, in which eps·r may vanish.
+        """
+        size, share = self._corrections(build, weight)
+        if weight.dtype in NARROW_FLOATS:
+            return mean / (root / share + self.eps) * size
+        least = build.once("least", weight, lambda: share * self.eps)
+        return mean / (root + least) * build.once("scaled size", weight, lambda: size * share)
 
     def _corrections(self, build: UpdateBuilder, weight: Value) -> tuple[Value, Value]:
         """lr / (1 - β₁ᵗ) and √(1 - β₂ᵗ)."""

@@ -125,5 +125,7 @@ def gelu(ctx: Context) -> Gradients:
         s = ctx.op("Sigmoid", x * (square * (a * b) + a))
         slope = x * (square * (3 * a * b) + a)
         return (ctx.dy * (s * ((1 - s) * slope + 1)),)
-    slope = x * (ctx.op("Exp", x * x * -0.5) * (1 / math.sqrt(2 * math.pi)))
-    return (ctx.dy * (slope + (ctx.op("Erf", x * math.sqrt(0.5)) + 1) * 0.5),)
+    # With u = x/√2 the derivative is u·exp(-u²)/√π + ½·(1 + erf u); the factor is in the exponent.
+    u = x * math.sqrt(0.5)
+    bell = ctx.op("Exp", ctx.const(-0.5 * math.log(math.pi), u.dtype) - u * u)
+    return (ctx.dy * (u * bell + (ctx.op("Erf", u) + 1) * 0.5),)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.gradient_registry import Gradients, gradient, no_gradient
 from memplan.autodiff.emit.value import Value
@@ -121,13 +123,51 @@ def extreme(ctx: Context) -> Gradients:
 
 @gradient("Where", elementwise=True)
 def where(ctx: Context) -> Gradients:
-    """To the side that was chosen; reads the condition only."""
+    """To the side that was chosen; reads the condition only.
+
+    What a softmax makes of -∞ is 0, and so is its gradient: nothing is left to choose, where no
+    row is -∞ as a whole.
+    """
     condition = ctx.tensors[0]
+    if _hidden_from_softmax(ctx):
+        return (None, ctx.dy)
     return (
         None,
         lambda: ctx.op("Where", condition, ctx.dy, 0),
         lambda: ctx.op("Where", condition, 0, ctx.dy),
     )
+
+
+def _hidden_from_softmax(ctx: Context) -> bool:
+    """Whether this is -∞ in place of some scores, and only a softmax reads it, which gives every
+    row some weight."""
+    condition, scores, instead = ctx.tensors
+    number = ctx.constant(instead)
+    if number is None or not np.all(np.isneginf(number)) or scores.shape != ctx.y.shape:
+        return False
+    made = ctx.maker(ctx.dy)
+    weights = None if made is None else ctx.maker(ctx.tensor(made.input[0]))
+    if weights is None or weights.op_type != "Softmax" or weights.input[0] != ctx.y.name:
+        return False
+    axis = next((item.i for item in weights.attribute if item.name == "axis"), -1)
+    return axis in (-1, ctx.y.rank - 1) and _every_row_has_one(ctx, condition)
+
+
+def _every_row_has_one(ctx: Context, condition: Value) -> bool:
+    """Whether each row of a condition is true somewhere: it is known, or a lower triangle of
+    True."""
+    known, made = ctx.constant(condition), ctx.maker(condition)
+    if known is not None:
+        return bool(known.ndim and known.any(axis=-1).all())
+    if made is None or made.op_type != "Trilu":
+        return False
+    upper = next((item.i for item in made.attribute if item.name == "upper"), 1)
+    offset = ctx.constant(ctx.tensor(made.input[1])) if len(made.input) > 1 else np.asarray(0)
+    filled = ctx.maker(ctx.tensor(made.input[0]))
+    content = None if filled is None else ctx.constant(ctx.tensor(filled.input[0]))
+    if filled is None or filled.op_type != "Expand" or content is None or not content.all():
+        return False
+    return not upper and offset is not None and offset.item() >= 0
 
 
 @gradient("Clip", elementwise=True)

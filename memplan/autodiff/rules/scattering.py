@@ -20,7 +20,8 @@ from memplan.shapes.tensor_type import NARROW_FLOATS, Shape, TensorType
 ADDING = 16
 """The first opset in which ScatterElements and ScatterND can add."""
 _ALLOWZERO = 14
-_FLOAT = onnx.TensorProto.FLOAT
+_FLOAT, INT32 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT32
+_MOST_IN_32_BITS = 2**31
 
 
 def add_at(ctx: Context, base: Value, indices: Value, updates: Value) -> Value:
@@ -72,8 +73,11 @@ def add_slices(ctx: Context, base: Value, indices: Value, updates: Value, axis: 
     """``base`` with ``updates`` added where Gather along ``axis`` reads them."""
     if 0 in base.shape:
         return base
-    # One dimension of indices, repeated along the others.
     flat = ctx.op("Reshape", indices, ctx.const([-1]))
+    width = TensorType(base.dtype, base.shape[1:]).elements
+    if axis == 0 and ctx.opset >= ADDING and width and base.rank > 1:
+        return _add_rows(ctx, base, flat, updates, width)
+    # One dimension of indices, repeated along the others.
     shape: Shape = (*base.shape[:axis], flat.shape[0], *base.shape[axis + 1 :])
     sizes = [ctx.dims(base, [k]) for k in range(base.rank)]
     sizes[axis] = ctx.dims(flat, [0])
@@ -86,6 +90,31 @@ def add_slices(ctx: Context, base: Value, indices: Value, updates: Value, axis: 
     column = ctx.unsqueeze(flat, list(range(1, base.rank - axis)))
     places = ctx.op("Expand", column, target, result=TensorType(indices.dtype, shape))
     return add_along(ctx, base, places, numbers, axis)
+
+
+def _add_rows(ctx: Context, base: Value, indices: Value, updates: Value, width: int) -> Value:
+    """``base`` with rows of ``width`` elements added at ``indices``, element by element.
+
+    ONNX Runtime's kernel takes less than half the time for one dimension as for two (1.31.1:
+    5.0 instead of 12.1 ms for 2,048 rows of 384, 77 instead of 173 for 8,192 of 768), and the
+    places take half the bytes where 32 bits number all elements.
+    """
+    if base.dtype in NARROW_FLOATS:
+        wide = _add_rows(ctx, widened(ctx, base), indices, widened(ctx, updates), width)
+        return ctx.cast(wide, base.dtype)
+    elements = base.type.elements
+    kind = INT32 if elements is not None and elements < _MOST_IN_32_BITS else INT64
+    first = ctx.unsqueeze(ctx.cast(indices, kind) * width, [1])
+    count = indices.shape[0]
+    total = count * width if isinstance(count, int) else ""
+    line = ctx.const([-1])
+    places = first + ctx.op("Range", *(ctx.const(n, kind) for n in (0, width, 1)))
+    places = ctx.op("Reshape", places, line, result=TensorType(kind, (total,)))
+    numbers = ctx.op("Reshape", updates, line, result=TensorType(base.dtype, (total,)))
+    flat = TensorType(base.dtype, (elements if elements is not None else "",))
+    into = ctx.op("Reshape", base, line, result=flat)
+    added = ctx.op("ScatterElements", into, places, numbers, axis=0, reduction="add")
+    return ctx.reshape_like(added, base)
 
 
 def add_along(ctx: Context, base: Value, indices: Value, updates: Value, axis: int) -> Value:

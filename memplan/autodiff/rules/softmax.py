@@ -15,8 +15,8 @@ no_gradient("Hardmax")
 @gradient("Softmax")
 def softmax(ctx: Context) -> Gradients:
     """From the output: y·(dy - Σ dy·y)."""
-    product = ctx.dy * ctx.y
-    return (product - ctx.y * ctx.sum(product, [ctx.axis(-1, ctx.y.rank)]),)
+    along = ctx.sum(ctx.dy * ctx.y, [ctx.axis(-1, ctx.y.rank)])
+    return (ctx.y * (ctx.dy - along),)
 
 
 @gradient("LogSoftmax")

@@ -14,7 +14,7 @@ from memplan.ir.graph import Phase
 from memplan.report.chrome_trace import class_series
 from memplan.report.html.sections import tensor_data
 from memplan.report.html.short_names import NameTable, shorten
-from memplan.simulate.explain import TensorClass
+from memplan.simulate.explain import Explainer, TensorClass
 from memplan.simulate.timeline import Bytes
 from memplan.units import format_bytes
 
@@ -62,10 +62,15 @@ def kept_steps(total: Bytes, cap: int = MAX_POINTS) -> Steps:
     return np.unique(np.concatenate([maxima, ends, np.array(lowest, dtype=np.int64)]))
 
 
+def class_layers(explainer: Explainer) -> dict[str, Bytes]:
+    """Bytes per class and step, bottom to top."""
+    series = class_series(explainer)
+    return {str(name): series[name] for name in STACK if name in series}
+
+
 def stacked_layers(analysis: Analysis) -> dict[str, Bytes]:
-    """Bytes per class and step, bottom to top, kernel workspace last."""
-    series = class_series(analysis)
-    layers = {str(name): series[name] for name in STACK if name in series}
+    """The same with kernel workspace as the last layer."""
+    layers = class_layers(analysis.explainer)
     if analysis.timeline.workspace.any():
         layers[WORKSPACE] = analysis.timeline.workspace
     return layers
@@ -89,7 +94,7 @@ def timeline_figure(
     timeline = analysis.timeline
     count = len(timeline.order)
     highest = max(1.0, highest or timeline.peak_with_workspace_bytes * HEADROOM)
-    bands = _bands(analysis)
+    bands = phase_bands(analysis.explainer)
     floor = analysis.floor_with_workspace_bytes
     below = {
         name: 100 * value / highest
@@ -114,7 +119,7 @@ def timeline_figure(
         f'{timeline.peak_step:,}">'
         f'<div class="phases">{"".join(_band(*band, count) for band in bands)}</div>'
         f'<div class="plot">{labels}<svg viewBox="0 0 {count} {_HEIGHT}" '
-        f'preserveAspectRatio="none">{tints}{grid}{_areas(layers, kept, count, highest)}'
+        f'preserveAspectRatio="none">{tints}{grid}{areas(layers, kept, count, highest)}'
         f"{_rule('floor', below['floor'], count)}{over}</svg>"
         f'<div class="overlay"><span class="note-floor" style="bottom:calc({below["floor"]:.2f}% '
         f'+ 3px)">floor {format_bytes(floor)}</span>'
@@ -131,7 +136,7 @@ def _rule(kind: str, percent: float, count: int) -> str:
     return f'<line class="{kind}" x1="0" x2="{count}" y1="{y:.1f}" y2="{y:.1f}"/>'
 
 
-def _areas(layers: Mapping[str, Bytes], kept: Steps, count: int, highest: float) -> str:
+def areas(layers: Mapping[str, Bytes], kept: Steps, count: int, highest: float) -> str:
     """Stacked steps, painted from the sum of all layers down, so that each needs one edge."""
     edge = np.zeros(len(kept), dtype=np.int64)
     areas: list[str] = []
@@ -171,13 +176,13 @@ def size_ticks(highest: float) -> Iterator[tuple[float, str]]:
         yield k * scale * unit, f"{k * scale:g} {name}" if k else "0"
 
 
-def _bands(analysis: Analysis) -> list[tuple[Phase, int, int]]:
+def phase_bands(explainer: Explainer, most: int = _MAX_BANDS) -> list[tuple[Phase, int, int]]:
     """Phases as (phase, first step, end), or the commonest per stretch when they alternate."""
     phases = list(Phase)
-    codes = np.array([phases.index(analysis.phases.of[n]) for n in analysis.timeline.order])
+    codes = np.array([phases.index(explainer.phases.of[n]) for n in explainer.timeline.order])
     steps = np.arange(len(codes))
-    if np.count_nonzero(np.diff(codes)) > _MAX_BANDS:
-        for stretch in np.array_split(steps, _MAX_BANDS):
+    if np.count_nonzero(np.diff(codes)) > most:
+        for stretch in np.array_split(steps, most):
             codes[stretch] = np.bincount(codes[stretch]).argmax()
     starts = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
     return [(phases[codes[start]], start, end) for start, end in pairwise(starts)]

@@ -32,7 +32,7 @@ from memplan.report.html.chart import (
     stacked_layers,
     timeline_figure,
 )
-from memplan.report.html.document import SCROLL, document, figure_list, sortable_heads
+from memplan.report.html.document import document, figure_list, scroll, sortable_heads
 from memplan.report.html.short_names import escape
 from memplan.simulate.timeline import Bytes
 from memplan.units import counted, format_bytes, format_delta
@@ -140,7 +140,9 @@ def _left_section(diff: Diff) -> str:
     )
     return (
         "<section><h2>What left the peak, and how</h2>"
-        + _table((("how", "text"), ("tensors", "number"), ("bytes", "number")))
+        + _table(
+            "what left the peak", (("how", "text"), ("tensors", "number"), ("bytes", "number"))
+        )
         + f"<tbody>{rows}</tbody></table></div></section>"
     )
 
@@ -163,7 +165,7 @@ def _class_section(diff: Diff) -> str:
     columns = (("class", "text"), ("before", "number"), ("after", "number"), ("change", "number"))
     return (
         "<section><h2>The peaks by class</h2>"
-        + _table(columns)
+        + _table("peaks by class", columns)
         + f"<tbody>{rows}</tbody>{foot}</table></div></section>"
     )
 
@@ -187,7 +189,7 @@ def _change_section(diff: Diff) -> str:
     inside = f"; {format_delta(diff.inside_bytes)} inside loop bodies" if diff.inside_bytes else ""
     return (
         f"<section><h2>Tensor by tensor <small>{changes} that sum to the difference{inside}"
-        f"</small></h2>{_table(columns)}"
+        f"</small></h2>{_table('tensor by tensor', columns)}"
         f"<tbody>{''.join(map(_change_row, shown))}</tbody>{more}</table></div></section>"
     )
 
@@ -209,9 +211,9 @@ def _change_row(group: ChangeGroup) -> str:
     )
 
 
-def _table(columns: tuple[tuple[str, str], ...]) -> str:
+def _table(label: str, columns: tuple[tuple[str, str], ...]) -> str:
     """The head of a sortable table, which scrolls where it is wider than the page."""
-    return f'{SCROLL}<table class="live"><thead><tr>{sortable_heads(columns)}</tr></thead>'
+    return f'{scroll(label)}<table class="live"><thead><tr>{sortable_heads(columns)}</tr></thead>'
 
 
 def _number(value: int, text: str) -> str:

@@ -14,8 +14,6 @@ from memplan.report.html.short_names import escape
 
 NO_DATA = '{"charts":[]}'
 """For a page without a timeline."""
-SCROLL = '<div class="scroll" tabindex="0" role="region" aria-label="table">'
-"""Around a table that may be wider than the page; the keyboard scrolls it, too."""
 
 
 def document(title: str, body: Iterable[str], data: str = NO_DATA) -> str:
@@ -26,7 +24,7 @@ def document(title: str, body: Iterable[str], data: str = NO_DATA) -> str:
         body: sections, whose texts are escaped already.
         data: JSON for the script, which cannot end the element that it stands in.
     """
-    script = _asset("report.js")
+    script = asset("report.js")
     digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     return (
@@ -34,11 +32,17 @@ def document(title: str, body: Iterable[str], data: str = NO_DATA) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)} · memplan</title>"
-        f"<style>{_asset('report.css')}</style></head><body><main>\n"
+        f"<style>{asset('report.css')}</style></head><body><main>\n"
         + "\n".join(body)
         + f'\n</main><script type="application/json" id="data">{data}'
         f"</script><script>{script}</script></body></html>\n"
     )
+
+
+def scroll(label: str) -> str:
+    """The start of what is around a table that may be wider than the page; the keyboard scrolls it,
+    too, and knows it by its label."""
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">'
 
 
 def sortable_heads(columns: Iterable[tuple[str, str]]) -> str:
@@ -59,5 +63,6 @@ def figure_list(figures: Iterable[tuple[str, str, str]], main: str) -> str:
     return f'<dl class="figures">{cells}</dl>'
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A file of ``assets/``."""
     return (files("memplan.report.html") / "assets" / name).read_text(encoding="utf-8")

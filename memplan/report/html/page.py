@@ -22,7 +22,7 @@ from memplan.report.html.chart import (
     stacked_layers,
     timeline_figure,
 )
-from memplan.report.html.document import SCROLL, document, figure_list, sortable_heads
+from memplan.report.html.document import document, figure_list, scroll, sortable_heads
 from memplan.report.html.sections import module_section, narrowing_section, tensors_section
 from memplan.report.html.short_names import escape
 from memplan.simulate.arena import simulate_arena
@@ -178,7 +178,7 @@ def _live_section(analysis: Analysis, top: int) -> str:
     return (
         f"<section><h2>Live at the peak <small>"
         f"{counted(len(analysis.at_peak), 'tensor')} made during the "
-        f"step; beside them {resident} resident</small></h2>{SCROLL}"
+        f"step; beside them {resident} resident</small></h2>{scroll('live at the peak')}"
         f'<table class="live"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody>{more}</table>'
         "</div></section>"
     )
@@ -222,7 +222,7 @@ def _frontier_section(points: Sequence[SweepPoint]) -> str:
     return (
         "<section><h2>Frontier <small>what a budget costs; estimated; the "
         "search is stopped by the clock, so it varies</small></h2>"
-        f'{SCROLL}<table class="live"><thead><tr>{heads}</tr></thead>'
+        f'{scroll("frontier")}<table class="live"><thead><tr>{heads}</tr></thead>'
         f"<tbody>{rows}</tbody></table>"
         "</div></section>"
     )
@@ -263,7 +263,9 @@ def _allocator(analysis: Analysis) -> str:
     if analysis.session.reuse:
         pattern = pattern_block(timeline.allocation)
         rows.append(("second run: memory pattern and outputs", pattern.total_bytes))
-    cells = "".join(f"<tr><td>{name}</td><td>{format_bytes(size)}</td></tr>" for name, size in rows)
+    cells = "".join(
+        f'<tr><th scope="row">{name}</th><td>{format_bytes(size)}</td></tr>' for name, size in rows
+    )
     return f'<table class="allocator">{cells}</table>'
 
 

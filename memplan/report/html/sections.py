@@ -8,7 +8,7 @@ from typing import Any
 
 from memplan.api.analysis import Analysis
 from memplan.ir.graph import Tensor
-from memplan.report.html.document import SCROLL, sortable_heads
+from memplan.report.html.document import scroll, sortable_heads
 from memplan.report.html.short_names import NameTable, escape, shorten
 from memplan.simulate.allocation import Buffer, is_resident
 from memplan.simulate.explain import Explainer, Stash, TensorClass
@@ -27,7 +27,7 @@ def tensor_data(analysis: Analysis) -> dict[str, Any]:
     Bytes, steps (born at -1: there before step 0), classes and modules by index into lists of
     names; ``also`` are further names in the same buffer. ``all`` counts those that had no room.
     """
-    explainer = Explainer(analysis.timeline, analysis.phases, analysis.modules)
+    explainer = analysis.explainer
     graph, modules, room = analysis.graph, NameTable(), _MOST_CHARACTERS
     resident = [tensor for tensor in graph.tensors if is_resident(tensor) and tensor.nbytes]
     found: list[Buffer | Tensor] = [*resident, *analysis.timeline.allocation.buffers]
@@ -115,7 +115,7 @@ def tensors_section() -> str:
         '<section id="tensors" hidden><h2>All tensors <small></small></h2><div class="search">'
         '<input type="search" placeholder="name, module, operator or class" '
         'aria-label="search tensors"><button type="button" class="step" hidden></button></div>'
-        f'{SCROLL}<table class="live"><thead><tr>{heads}</tr></thead><tbody></tbody>'
+        f'{scroll("all tensors")}<table class="live"><thead><tr>{heads}</tr></thead><tbody></tbody>'
         "<tfoot></tfoot></table></div></section>"
     )
 
@@ -146,7 +146,7 @@ def narrowing_section(analysis: Analysis) -> str:
     )
     return (
         "<section><h2>A narrower --wrt <small>what the gradients of a module alone hold at the "
-        f"peak; the peak falls by that at most</small></h2>{SCROLL}"
+        f"peak; the peak falls by that at most</small></h2>{scroll('narrower gradients')}"
         f'<table class="live"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
         "</div></section>"
     )

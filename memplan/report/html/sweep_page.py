@@ -10,7 +10,7 @@ from memplan.api.sweep.fit import caveats, in_words
 from memplan.api.sweep.sweep_result import Sweep, SweepPoint, planned_by
 from memplan.report.html.chart import size_ticks
 from memplan.report.html.curves import Curve, Figure, Mark, figure_svg
-from memplan.report.html.document import SCROLL, document, sortable_heads
+from memplan.report.html.document import document, scroll, sortable_heads
 from memplan.report.html.short_names import escape
 from memplan.report.sweep_columns import Columns, assumed, named, varying
 from memplan.units import counted, format_bytes
@@ -209,7 +209,7 @@ def _table_section(sweep: Sweep) -> str:
     rows = "".join(f"<tr>{_row(point, columns, told)}</tr>" for point in sweep.points)
     return (
         f"<section><h2>Points <small>{escape(sweep.summary)}; peaks with kernel workspace, extra "
-        f'time estimated</small></h2>{SCROLL}<table class="live"><thead><tr>'
+        f'time estimated</small></h2>{scroll("points")}<table class="live"><thead><tr>'
         f"{cells}</tr></thead><tbody>{rows}</tbody></table></div></section>"
     )
 

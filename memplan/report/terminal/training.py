@@ -62,6 +62,12 @@ def _memory(result: TrainingRun) -> list[str]:
             f"measured: {max(measured):,} B in the run at most, "
             + (f"as predicted in all {len(measured):,} steps" if same else "not as predicted")
         )
+    if result.process is not None:
+        grown = result.process
+        lines.append(
+            f"process: {format_bytes(grown.load_bytes)} to load, in {grown.load_seconds:.1f} s, "
+            f"and {format_bytes(grown.step_bytes)} more in the steps (resident set)"
+        )
     return lines
 
 

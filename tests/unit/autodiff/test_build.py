@@ -225,10 +225,12 @@ def test_an_embedding_adds_into_the_head() -> None:
           z = ReduceSum<keepdims = 0>(s) }"""
     model = memplan.gradients(parse(text), "z", "w")
     makers = {name: node for node in model.graph.node for name in node.output}
-    scatter = model.graph.node[-1]
+    scatter = makers[model.graph.node[-1].input[0]]
     assert scatter.op_type == "ScatterElements"
-    assert makers[scatter.input[0]].op_type == "Gemm"
-    assert "Add" not in [node.op_type for node in model.graph.node[5:]]
+    assert makers[makers[scatter.input[0]].input[0]].op_type == "Gemm"
+    added = [node for node in model.graph.node[5:] if node.op_type == "Add"]
+    types = {value.name: value.type.tensor_type for value in model.graph.value_info}
+    assert [types[node.output[0]].elem_type for node in added] == [onnx.TensorProto.INT32]
 
 
 @pytest.mark.parametrize(
@@ -254,3 +256,32 @@ def test_labels_are_scattered_into_the_softmax() -> None:
     large = {v.name for v in infos if [d.dim_value for d in v.type.tensor_type.shape.dim] == [5, 9]}
     ops = [node.op_type for node in model.graph.node if large & set(node.output)]
     assert ops == ["LogSoftmax", "Exp", "Mul", "ScatterElements"]
+
+
+MASKED = """g (float[3,90,90] x, float[3,90,90] t) => (float z)
+    <bool yes = {1}, int64[2] size = {90, 90}, int64 k = {%d}, float low = {%s}>
+    { all = Expand(yes, size) mask = Trilu<upper = %d>(all, k) s = Where(mask, x, low)
+      y = Softmax<axis = -1>(s) d = Sub(y, t) q = Mul(d, d) z = ReduceSum<keepdims = 0>(q) }"""
+
+
+@pytest.mark.parametrize(
+    ("offset", "low", "upper", "left_out"),
+    [(0, "-inf", 0, True), (-1, "-inf", 0, False), (0, "-inf", 1, False), (0, "-9.0", 0, False)],
+)
+def test_a_causal_mask_needs_no_second_choice(
+    offset: int, low: str, upper: int, left_out: bool
+) -> None:
+    """A weight of 0 has a gradient of 0: only where every row has a weight, and the rest is -∞."""
+    text = MASKED % (offset, low.replace("-inf", "-1.0"), upper)
+    source = parse(text)
+    for tensor in source.graph.initializer:
+        if tensor.name == "low" and low == "-inf":
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.asarray(-np.inf, np.float32), "low"))
+    model = memplan.gradients(source, "z", "x")
+    ops = [node.op_type for node in model.graph.node]
+    assert ops.count("Where") == (1 if left_out else 2)
+    if left_out:
+        feeds = {name: draw((3, 90, 90)).astype(np.float32) for name in "xt"}
+        grad = reference(model, feeds)["x_grad"]
+        assert np.all(grad[:, ~np.tri(90, dtype=bool)] == 0)
+        assert np.any(grad[:, np.tri(90, dtype=bool)] != 0)

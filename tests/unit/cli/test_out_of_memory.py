@@ -44,7 +44,7 @@ def test_parameters_that_no_memory_holds_are_told_before_any_is_made(
     onnx.save(a_step(weights=2**48), tmp_path / "step.onnx")
     done = run("run", "step.onnx", "--init", "random", "--steps", "1")
     assert done.returncode == EXIT_ENVIRONMENT
-    assert "the state of the step and its first values take" in done.stderr
+    assert "the weights and the optimizer state of the step take" in done.stderr
     assert "hint: use a smaller batch or smaller sizes" in done.stderr
 
 

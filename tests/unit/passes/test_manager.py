@@ -10,6 +10,7 @@ from memplan.errors import UsageError
 from memplan.passes.elide import Elide
 from memplan.passes.graph_pass import Applied
 from memplan.passes.manager import (
+    KNOWN,
     NAMES,
     PassManager,
     make_passes,
@@ -34,7 +35,9 @@ def test_passes_by_name() -> None:
     assert parse_passes("order, elide") == ("elide", "order")
     with pytest.raises(UsageError, match="unknown pass 'fuse'") as caught:
         parse_passes("elide,fuse")
-    assert caught.value.hint == f"passes: {', '.join(NAMES)}; or all, or none"
+    assert caught.value.hint == f"passes: {', '.join(KNOWN)}; or all, or none"
+    assert parse_passes("products,all") == KNOWN
+    assert (*NAMES[:5], "products", "order", "early-update") == KNOWN
     with pytest.raises(UsageError, match="--passes leaves out"):
         make_passes(("elide",), ("a",))
     assert [type(p) for p in make_passes(NAMES, ("a",), 1.5)] == [

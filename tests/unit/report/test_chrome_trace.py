@@ -43,16 +43,18 @@ def graph_with_a_body() -> onnx.ModelProto:
 class TestClassSeries:
     def test_sums_to_the_timeline_at_every_step(self, analysis: Analysis) -> None:
         timeline = analysis.timeline
-        total = np.sum(list(class_series(analysis).values()), axis=0)
+        total = np.sum(list(class_series(analysis.explainer).values()), axis=0)
         assert (total == timeline.dynamic + timeline.resident_bytes).all()
 
     def test_is_the_explanation_at_the_peak(self, analysis: Analysis) -> None:
         peak = analysis.timeline.peak_step
-        at_peak = {name: int(values[peak]) for name, values in class_series(analysis).items()}
+        at_peak = {
+            name: int(values[peak]) for name, values in class_series(analysis.explainer).items()
+        }
         assert {name: size for name, size in at_peak.items() if size} == dict(analysis.by_class)
 
     def test_is_never_negative(self, analysis: Analysis) -> None:
-        assert all((values >= 0).all() for values in class_series(analysis).values())
+        assert all((values >= 0).all() for values in class_series(analysis.explainer).values())
 
     def test_bytes_inside_a_body_are_activations(self, tmp_path: Path) -> None:
         path = tmp_path / "if.onnx"
@@ -60,7 +62,7 @@ class TestClassSeries:
         timeline = (analysis := analyze(path)).timeline
         inside = timeline.dynamic - live_bytes(timeline.allocation)
         assert inside.max() > 0
-        series = class_series(analysis)
+        series = class_series(analysis.explainer)
         assert (series[TensorClass.ACTIVATION] >= inside).all()
         total = np.sum(list(series.values()), axis=0)
         assert (total == timeline.dynamic + timeline.resident_bytes).all()
@@ -79,7 +81,7 @@ class TestChromeTrace:
 
     def test_counters_replay_to_the_series_and_change_every_time(self, analysis: Analysis) -> None:
         events = json.loads(chrome_trace(analysis))["traceEvents"]
-        for name, values in class_series(analysis).items():
+        for name, values in class_series(analysis.explainer).items():
             counter = [e for e in events if e["ph"] == "C" and e["name"] == name]
             assert counter[0]["ts"] == 0
             replayed = np.zeros_like(values)

@@ -111,7 +111,7 @@ class TestHtml:
         (data,) = data_of(analysis_html(analysis))["charts"]
         kept = np.array(data["steps"])
         layers = dict(data["layers"])
-        for name, values in class_series(analysis).items():
+        for name, values in class_series(analysis.explainer).items():
             assert (np.broadcast_to(layers[name], kept.shape) == values[kept]).all()
         assert set(layers) - {str(name) for name in TensorClass} <= {"workspace"}
         nodes = [analysis.graph.nodes[analysis.timeline.order[step]] for step in data["steps"]]

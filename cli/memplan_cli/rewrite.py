@@ -77,14 +77,9 @@ if TYPE_CHECKING:
     default="all",
     show_default=True,
     metavar="NAMES",
-<<<<<<< HEAD
     help="Free savings first: all, none, or some of "
-    "elide,prune,release,masks,narrow,order,early-update.",
-=======
-    help="Free savings first: all, none, or names out of "
     "elide,prune,release,masks,narrow,order,early-update. 'all,products' also puts gradients of "
     "weights into their faster form, which takes copies; last bits may differ.",
->>>>>>> main
 )
 @click.option(
     "--chunk",

@@ -212,7 +212,7 @@ def inline_functions(
         if not wanted:
             break
         notes.append(
-            f"{', '.join(wanted)} inlined in place, as rewrite writes them; a session on this very "
+            f"{', '.join(wanted)} inlined in place, as rewrite writes them; a session on this "
             "file runs their nodes later"
         )
         try:

@@ -269,7 +269,7 @@ def test_a_fit_that_cannot_be_looked_for_says_why(model: Path, tmp_path: Path) -
         ({"providers": ("gpu",)}, "unknown provider 'gpu'"),
         ({"fit": "60%"}, "what fits 60% of its own peak"),
         ({"fit": "4G"}, "ambiguous"),
-        ({"strategy": "magic"}, "there is no strategy 'magic'"),
+        ({"strategy": "magic"}, "unknown strategy 'magic'"),
         ({"fit_step": 0}, "fit_step is 0"),
         ({"jobs": -1}, "jobs is -1"),
         ({"backend": "slurm"}, "unknown backend 'slurm'"),

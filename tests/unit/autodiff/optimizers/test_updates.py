@@ -259,10 +259,10 @@ BAD = [
     ("sgd{maximize=3}", "expected 0 or 1"),
     ("rmsprop{centered=2}", "expected 0 or 1"),
     ("radam{decoupled_weight_decay=2}", "expected 0 or 1"),
-    ("muon{adjust_lr_fn=mine}", "adjust_lr_fn=mine}: there is no such word"),
+    ("muon{adjust_lr_fn=mine}", "adjust_lr_fn=mine}: unknown value"),
     ("momentum{nesterov=1,dampening=0.1}", "no dampening"),
     ("momentum{nesterov=1,momentum=0}", "needs a momentum"),
-    ("adamw{clip_norm=-1}", "at least 0 is wanted"),
+    ("adamw{clip_norm=-1}", "expected a number of at least 0"),
 ]
 
 

@@ -20,7 +20,7 @@ from memplan.proto.paths import as_output
 from memplan.proto.weights import data_file
 from memplan.proto.write import check_target
 from memplan.pytorch.foreign import foreign_code
-from memplan.pytorch.installed_torch import require_torch
+from memplan.pytorch.installed_torch import named_in_failures, require_torch, torch_notes
 from memplan.pytorch.load_function import returned_by, split_target
 from memplan.pytorch.torch_step import TorchStep, as_step
 from memplan.units import counted, format_bytes
@@ -95,7 +95,7 @@ def capture(
     Raises:
         CaptureDiffersError: the captured step is not PyTorch's, by any road; nothing was written.
         ModelError: PyTorch refuses the model, or it has an operator without a gradient.
-        RuntimeUnavailableError: PyTorch is not installed.
+        RuntimeUnavailableError: PyTorch is not installed, too old, or so new that it fails.
         UsageError: the function fails, returns something else, or has an optimizer that cannot be
             captured; an output cannot be written.
     """
@@ -115,7 +115,7 @@ def capture(
     # What the step changes to another folder for must not move the output.
     wanted = _Wanted(via, check, weights, None if target is None else Path(os.path.abspath(target)))
     foreign = foreign_code(split_target(step)[0]) if isinstance(step, str) else nullcontext()
-    with foreign:
+    with named_in_failures("capture"), foreign:
         found, source = _step(step, changes)
         return _captured(found, source, wanted, force, target, progress)
 
@@ -305,6 +305,7 @@ def _answer(
         weight_bytes=sum(weight.nbytes for weight in done.weights.values()),
         notes=(
             *_road_notes(tried, taken.road.name),
+            *torch_notes(),
             *reading.notes,
             *notes_on_holding(taken.trained.sink),
             *done.notes,

@@ -80,6 +80,14 @@ from memplan_cli.shared_options import PATH, Report, report_options
     metavar="DECAY",
     help="Keep a moving average of every trained parameter.  [default: the step's]",
 )
+@click.option(
+    "--dropout",
+    default="operator",
+    show_default=True,
+    metavar="SOURCE",
+    help="Where dropout masks come from: operator draws them; counter makes them of the number of "
+    "the step (with a seed as in counter{seed=7}), so that they can be recomputed.",
+)
 @report_options(output=None, format_help="Form of the report on stdout.")
 def command(
     target: str, output: Path, dynamic: tuple[str, ...], report: Report, **options: Any

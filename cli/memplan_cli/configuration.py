@@ -28,7 +28,7 @@ ALLOWED = frozenset(
     | {"fit", "fit-dim", "fit-step", "effort", "gap", "jobs"}
     | {"logits", "class-axis", "optimizer", "checkpoints", "forward-only", "loss-scale"}
     | {"clip-norm", "clip-value"}
-    | {"via", "dynamic", "frozen", "ema"}
+    | {"via", "dynamic", "frozen", "ema", "dropout"}
     | {"accumulate", "chunk", "offload", "host-link"}
     | {"steps", "batch", "lr", "hyper", "init", "shuffle", "guard", "measure"}
 )

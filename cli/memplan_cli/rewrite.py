@@ -88,7 +88,8 @@ if TYPE_CHECKING:
     metavar="WHAT",
     help="Run parts of the step in chunks, forward and backward together: regions (around large "
     "tensors such as logits and loss), layers (the last ones, in chunks of the batch), a number of "
-    "chunks, none, or auto (what makes the plan cheapest). Results may differ in the last bits.",
+    "chunks, none, or auto (what makes the plan cheapest). For time instead of memory: cache (what "
+    "stands between two products, in chunks that fit it). Results may differ in the last bits.",
 )
 @click.option(
     "--offload",

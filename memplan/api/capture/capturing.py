@@ -105,7 +105,7 @@ def capture(
             captured; an output cannot be written.
     """
     if via not in VIA:
-        raise UsageError(f"there is no road '{via}'", f"there are {', '.join(VIA)}")
+        raise UsageError(f"unknown --via '{via}' ({', '.join(VIA)})", "auto tries both")
     counter = parse_dropout(dropout)
     require_torch()
     target = as_output(output)

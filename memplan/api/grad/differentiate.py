@@ -249,7 +249,7 @@ def _loss_scale(options: GradOptions) -> LossScale | None:
     if found is not None and (parse_optimizer(options.optimizer) is None or options.forward_only):
         raise UsageError(
             f"--loss-scale {options.loss_scale}: gradients are unscaled where they are used, and "
-            "there is no update",
+            "without an optimizer there is no update",
             "name an optimizer (--optimizer), and leave --forward-only out",
         )
     return found

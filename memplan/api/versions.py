@@ -24,7 +24,8 @@ def version_notes(provider: str = "cpu") -> tuple[str, ...]:
         return ()
     return (
         f"memplan's rules were measured on {measured}, and {installed} is installed: figures may "
-        "differ (tools/probe_ort/changes.py in memplan's repository measures what changed)",
+        "differ (pip install 'memplan[measured]' installs the measured version; "
+        "tools/probe_ort/changes.py in memplan's repository measures what changed)",
     )
 
 

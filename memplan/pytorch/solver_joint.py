@@ -235,11 +235,6 @@ def _is_part(node: fx.Node) -> bool:
     return isinstance(source, fx.Node) and source.op == "call_function"
 
 
-def owner_of(node: fx.Node) -> fx.Node:
-    """The call that a node belongs to: itself, or the one that it takes a result of."""
-    return node.args[0] if _is_part(node) else node
-
-
 def _forward_part(graph: fx.Graph, outputs: Sequence[fx.Node]) -> set[str]:
     """Names of the calls that forward outputs need, and of those that must run before backward."""
     waiting = [*outputs, *(each for each in graph.nodes if in_forward(each))]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from memplan.errors import RuntimeUnavailableError, UsageError
 from memplan.ops.cost import DEVICES
+from memplan.pytorch.installed_torch import NEWEST_SOLVED, torch_notes
 from memplan.units import SizeSpec, did_you_mean, parse_budget
 
 if TYPE_CHECKING:
@@ -94,4 +96,6 @@ def _solver_class() -> type[TorchSolver]:
             f"torch_solver does not know PyTorch {version('torch')}: {error}",
             "it is tested with PyTorch 2.13: pip install 'torch==2.13.*'",
         ) from error
+    for note in torch_notes(NEWEST_SOLVED):
+        warnings.warn(note, stacklevel=3)
     return TorchSolver

@@ -43,15 +43,11 @@ class TorchFloor:
 
 @dataclass(frozen=True, slots=True)
 class EncodedJoint:
-    """A joint graph as arrays. Node ``i`` is operator ``i``; the last one is the boundary.
-
-    ``tensor_of``: the tensor of every graph node that is read or returned.
-    """
+    """A joint graph as arrays. Node ``i`` is operator ``i``; the last one is the boundary."""
 
     joint: Joint
     arrays: Arrays
     order: Ints
-    tensor_of: dict[fx.Node, int]
     floor: TorchFloor
 
     @property
@@ -173,7 +169,7 @@ def encode_joint(joint: Joint, costs: Sequence[float]) -> EncodedJoint:
         overwriter=_over(joint, tensors, arrays),
     )
     floor = _floor(joint, arrays, tensors.root)
-    return EncodedJoint(joint, arrays, np.asarray(order, np.int64), tensors.of, floor)
+    return EncodedJoint(joint, arrays, np.asarray(order, np.int64), floor)
 
 
 def _arrays(

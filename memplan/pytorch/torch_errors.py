@@ -7,6 +7,7 @@ import re
 from torch import nn
 
 from memplan.errors import ModelError
+from memplan.pytorch.installed_torch import torch_notes
 from memplan.pytorch.places import raised_in
 
 _HINTS = (
@@ -82,9 +83,8 @@ def refusal(what: str, error: BaseException, model: nn.Module | None = None) -> 
         isinstance(each, nn.modules.batchnorm._BatchNorm) and each.momentum is None
         for each in (model.modules() if model is not None else ())
     )
-    return ModelError(
-        f"{what}: {said}{f' ({where})' if where else ''}", _COUNTED if counted else hint_for(error)
-    )
+    hints = (_COUNTED if counted else hint_for(error), *torch_notes())
+    return ModelError(f"{what}: {said}{f' ({where})' if where else ''}", "; ".join(hints))
 
 
 def reason_of(error: BaseException) -> str:

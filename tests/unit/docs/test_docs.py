@@ -16,6 +16,7 @@ import click
 import pytest
 
 from helpers.models import load_benchmark
+from helpers.pages import files
 from memplan import errors
 from memplan_cli.main import (
     COMMANDS,
@@ -34,6 +35,7 @@ PAGES = sorted(
         *ROOT.glob("*.md"),
         *DOCS.rglob("*.md"),
         *(ROOT / name / "README.md" for name in ("benchmarks", "sample_models", "tools")),
+        ROOT / "benchmarks/results/TABLES.md",
     ]
 )
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]
@@ -52,7 +54,11 @@ MADE_BY_READERS = {
     "finetune.py",
 }
 """Files that the documents tell the reader to write, or that come from elsewhere."""
-_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)", re.DOTALL)
+# Of Markdown; of references ("[name]: target"); of tags, as pictures for light and dark need them.
+_LINK = re.compile(
+    r"""\[[^\]]*\]\(([^)\s]+)\)|^\[[^\]]+\]: *(\S+)|\b(?:src|srcset|href)=["']([^"'\s]+)""",
+    re.DOTALL | re.MULTILINE,
+)
 _SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 _FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
@@ -98,7 +104,9 @@ def anchors(page: Path) -> set[str]:
     result: set[str] = set()
     for heading in re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE):
         kept = re.sub(r"[^\w\- ]", "", heading.replace("`", "").replace("*", "").lower())
-        result.add(kept.replace(" ", "-"))
+        anchor = kept.replace(" ", "-")
+        again = sum(1 for each in result if re.fullmatch(rf"{anchor}(-\d+)?", each))
+        result.add(f"{anchor}-{again}" if anchor in result else anchor)
     return result
 
 
@@ -163,7 +171,7 @@ def test_exit_codes_are_those_of_the_program() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_links_resolve(page: Path) -> None:
-    for target in _LINK.findall(prose(page)):
+    for target in ("".join(found) for found in _LINK.findall(prose(page))):
         if re.match(r"\w+:", target):
             continue
         name, _, anchor = target.partition("#")
@@ -177,6 +185,8 @@ def test_links_resolve(page: Path) -> None:
 def test_paths_of_the_repository_exist(page: Path) -> None:
     """A path in a span of code is relative to the repository, to ``memplan/`` or to the page."""
     known = {path.name for path in ROOT.glob("*/**/*.py") if ".venv" not in path.parts}
+    if DOCS in page.parents:
+        known |= set(files(str(page.relative_to(DOCS))))
     for span in _SPAN.findall(prose(page)):
         if not _PATH.fullmatch(span) or span.startswith(("/", "..")):
             continue
@@ -217,7 +227,7 @@ def test_documents_that_the_code_names_exist() -> None:
 
 def test_readme_and_architecture_stay_short() -> None:
     assert (ROOT / "README.md").stat().st_size <= 7 * 1024
-    assert (DOCS / "ARCHITECTURE.md").stat().st_size <= 8 * 1024
+    assert (DOCS / "ARCHITECTURE.md").stat().st_size <= 11 * 1024
 
 
 def test_the_tree_of_the_architecture_is_the_tree() -> None:

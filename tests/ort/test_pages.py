@@ -1,0 +1,57 @@
+"""Pages of the documentation that a reader follows from top to bottom."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers.models import ROOT
+from helpers.pages import agrees, follow
+from memplan import Trainer
+
+pytestmark = pytest.mark.ort
+ARTIFACTS = ROOT / "tests" / "data" / "onnxruntime_training"
+
+
+def test_gradients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    follow("gradients.md", capsys)
+
+
+def test_from_onnxruntime_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With files that its version 1.19.2 wrote, and the losses that it gave."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ARTIFACTS, "artifacts")
+    follow("from-onnxruntime-training.md", capsys)
+    data = np.load(ARTIFACTS / "batches.npz")
+    trainer = Trainer("step.onnx", lr=1e-2)
+    found = [
+        trainer.step(x=data["x"][step % 4], labels=data["labels"][step % 4]) for step in range(20)
+    ]
+    np.testing.assert_allclose(found, data["losses"], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "same"),
+    [
+        ("a 1.00 b\n", "a\n1.01  b\n", True),
+        ("a 1.00 b\n", "a 1.10 b\n", False),
+        ("a 1 b\n", "a 2 b\n", False),
+        ("a\n...\nd\n", "a b c d\n", True),
+        ("a\n...\nd\n", "a b d e\n", False),
+        ("a\n...\n", "a b\n", True),
+        ("...\nc\n...\n", "a b\n", False),
+        ("a\n", "a b\n", False),
+        ("peak +1.50%\n", "peak +1.52%\n", True),
+        ("1.50%\n", "1.50\n", False),
+    ],
+)
+def test_what_counts_as_the_output_of_a_page(shown: str, printed: str, same: bool) -> None:
+    assert agrees(shown, printed) is same

@@ -77,6 +77,12 @@ _LARGE = 1 << 30
     help="Threads within an operator; 0 leaves them to the runtime.",
 )
 @click.option(
+    "--spin/--no-spin",
+    default=True,
+    show_default=True,
+    help="Threads wait for work on the processor; --no-spin on a machine that is shared.",
+)
+@click.option(
     "--shuffle/--no-shuffle", default=True, show_default=True, help="Samples, in every epoch."
 )
 @click.option(

@@ -49,6 +49,7 @@ class TrainOptions:
     state: tuple[str, ...] = ()
     provider: str = "auto"
     threads: int = 0
+    spin: bool = True
     seed: int = 0
     shuffle: bool = True
     guard: bool = True
@@ -274,6 +275,7 @@ def _trainer(
         hyperparameters=_numbers(options.hyper),
         provider=None if options.provider == "auto" else options.provider,
         threads=options.threads,
+        spin=options.spin,
         in_place="apart" not in options.state,
         guard=options.guard,
         seed=options.seed,

@@ -102,7 +102,7 @@ def test_a_log_of_json_lines(inside: Memplan, tmp_path: Path) -> None:
         ((*RUN, "--hyper", "lr"), EXIT_USAGE, "expected NAME=NUMBER"),
         ((*RUN, "--hyper", "rate=1"), EXIT_USAGE, "no hyperparameter 'rate'"),
         ((*RUN, "--init", "zeros"), EXIT_USAGE, "expected random or GLOB=VALUE"),
-        ((*RUN, "--state", "sideways"), EXIT_USAGE, "neither in-place nor apart"),
+        ((*RUN, "--state", "sideways"), EXIT_USAGE, "expected in-place, apart or OUT=IN"),
         ((*RUN, "--weights-file", "data.npz"), EXIT_USAGE, "which is not state"),
         (("run", STEP, "--data", STEP), EXIT_USAGE, "cannot be read as .npz"),
         ((*RUN, "--log", "nowhere/run.csv"), EXIT_USAGE, "does not exist"),

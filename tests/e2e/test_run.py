@@ -97,7 +97,7 @@ def test_a_log_of_json_lines(inside: Memplan, tmp_path: Path) -> None:
     ("arguments", "code", "words"),
     [
         (("run", "none.onnx"), EXIT_MODEL, "none.onnx does not exist"),
-        ((*RUN, "--resume"), EXIT_USAGE, "--checkpoint FILE"),
+        ((*RUN, "--resume"), EXIT_USAGE, "require --checkpoint"),
         ((*RUN, "--batch", "7"), EXIT_USAGE, "a batch of 7 samples, but the step takes 32"),
         ((*RUN, "--hyper", "lr"), EXIT_USAGE, "expected NAME=NUMBER"),
         ((*RUN, "--hyper", "rate=1"), EXIT_USAGE, "no hyperparameter 'rate'"),

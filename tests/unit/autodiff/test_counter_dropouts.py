@@ -18,6 +18,7 @@ from memplan.errors import UsageError
 from memplan.ir.roles import Role
 from memplan.ops.kernels import cuda_kernels, schema_version
 from memplan.proto.counter_masks import counter_masks
+from memplan.proto.metadata import CHECKPOINT_KEY
 from memplan.proto.opset import default_opset
 from memplan.shapes.infer import declared_values
 
@@ -209,6 +210,19 @@ def test_what_does_not_count_is_left_as_it_is(node: str) -> None:
     assert made.masks or made.model is model
     assert list(made.notes) or LEFT[node] == (0, 0)
     assert from_counter(model, None) == Counted(model)
+
+
+def test_what_takes_the_place_of_a_dropout_tells_what_that_told() -> None:
+    """Its module, of all nodes; a mark as a checkpoint, of the last one."""
+    model = two_sites()
+    for key in ("memplan.module", CHECKPOINT_KEY):
+        model.graph.node[0].metadata_props.add(key=key, value="true")
+    nodes = from_counter(model, CounterDropout()).model.graph.node
+    told = {n.name: [i.key for i in n.metadata_props] for n in nodes if n.name.startswith("a")}
+    assert told.pop("a") == ["memplan.module", CHECKPOINT_KEY]
+    assert list(told) == ["a/Mul", "a/Mul_1", "a/Greater", "a/Where"]
+    assert all(keys == ["memplan.module"] for keys in told.values())
+    assert [n.output[0] for n in nodes if n.name in ("a", "a/Greater")] == ["m", "z"]
 
 
 def test_options() -> None:

@@ -54,9 +54,16 @@ def main(arguments: list[str] | None = None) -> int:
         rows.append({"network": name, "threads": asked.threads, **compared(files, asked)})
         print(json.dumps(rows[-1]), flush=True)
         if asked.json:
-            command = "python -m benchmarks.steps.before_after BEFORE AFTER --json FILE"
-            write_record(asked.json, command, rows)
+            command = "python -m benchmarks.steps.before_after BEFORE AFTER --threads 1 --json FILE"
+            write_record(asked.json, command, kept(asked.json, rows))
     return 0
+
+
+def kept(record: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, behind those of other networks that the record has already."""
+    there = json.loads(record.read_text())["results"] if record.exists() else []
+    made = {row["network"] for row in rows}
+    return [*(row for row in there if row["network"] not in made), *rows]
 
 
 def compared(files: Sequence[Path], asked: argparse.Namespace) -> dict[str, Any]:

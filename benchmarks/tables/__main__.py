@@ -207,11 +207,13 @@ end of the step.
 """
 
 BESIDE = """
-A GPT of 6 blocks of width 384 with AdamW, batch 8 x 256, on the CPU: PyTorch eager, with
-`torch.utils.checkpoint` in every block, and compiled with budgets for activations, beside memplan
-at the growth that each of these reached and below (`benchmarks/steps/pytorch.py`). Growth is that
-of the resident set over six steps, beside weights and moments; predicted are the dynamic bytes of
-the run. Losses differ by less than 3e-7 of their size.
+Five networks with AdamW on the CPU (`benchmarks/steps/networks.py`): PyTorch eager, with
+`torch.utils.checkpoint` around every block, and compiled with budgets for activations, beside
+memplan as captured and at the growth that each of these reached (`benchmarks/steps/pytorch.py`).
+Each is a process of its own, and all take turns. Growth is that of the resident set over all steps,
+beside weights and moments; predicted are the dynamic bytes of the run. Milliseconds are the median
+of the rounds' medians; *rounds* are the quickest and the slowest. Where there is but one, the
+configurations ran one after the other, not by turns.
 """
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from helpers.models import ROOT
 from helpers.pages import agrees, follow
+from memplan import Trainer
 
 pytestmark = pytest.mark.ort
+ARTIFACTS = ROOT / "tests" / "data" / "onnxruntime_training"
 
 
 def test_gradients(
@@ -16,6 +21,21 @@ def test_gradients(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     follow("gradients.md", capsys)
+
+
+def test_from_onnxruntime_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With files that its version 1.19.2 wrote, and the losses that it gave."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ARTIFACTS, "artifacts")
+    follow("from-onnxruntime-training.md", capsys)
+    data = np.load(ARTIFACTS / "batches.npz")
+    trainer = Trainer("step.onnx", lr=1e-2)
+    found = [
+        trainer.step(x=data["x"][step % 4], labels=data["labels"][step % 4]) for step in range(20)
+    ]
+    np.testing.assert_allclose(found, data["losses"], rtol=1e-5)
 
 
 @pytest.mark.parametrize(

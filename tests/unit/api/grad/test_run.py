@@ -131,7 +131,7 @@ def test_cross_entropy(run: Memplan, tmp_path: Path) -> None:
         (["--loss", "mse", "--logits", "q"], 3, "no float tensor of that name"),
         (["--loss", "loss", "--wrt", "mask"], 3, "'mask' does not lead to the loss"),
         (["--loss", "loss", "--wrt", "nothing"], 2, "no float input or initializer of that name"),
-        (["--loss", "loss", "--optimizer", "lamb"], 2, "there is no such optimizer"),
+        (["--loss", "loss", "--optimizer", "lamb"], 2, "unknown --optimizer lamb"),
         (["--loss", "loss", "--class-axis", "1"], 2, "--class-axis"),
         (["--loss", "cross-entropy", "--logits", "p", "--class-axis", "2"], 2, "2 dimensions"),
     ],

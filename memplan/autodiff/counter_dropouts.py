@@ -37,7 +37,7 @@ from memplan.ir.graph import Phase
 from memplan.ops.book import RANDOM_OPS
 from memplan.proto.counter_masks import DROPOUT_STEP
 from memplan.proto.graph_edit import GraphEdit, node_protos
-from memplan.proto.metadata import PHASE_KEY
+from memplan.proto.metadata import CHECKPOINT_KEY, PHASE_KEY
 from memplan.proto.nodes import all_nodes, is_constant, operator_key
 from memplan.shapes.fold import small_constants
 from memplan.shapes.infer import declared_values
@@ -285,11 +285,12 @@ class _Writer:
         made = []
 
         def put(op: str, *inputs: str, out: str = "") -> str:
-            out = out or self.edit.fresh(f"{node.name or node.output[0]}/{op}")
-            name = node.name if out == node.output[0] else out
-            made.append(helper.make_node(op, inputs, [out], name or out))
-            made[-1].metadata_props.extend(node.metadata_props)
-            return out
+            name = self.edit.fresh(f"{node.name or node.output[0]}/{op}")
+            last = out == node.output[0]  # a mark as a checkpoint is of the result alone
+            made.append(helper.make_node(op, inputs, [out or name], node.name if last else name))
+            told = (i for i in node.metadata_props if last or i.key != CHECKPOINT_KEY)
+            made[-1].metadata_props.extend(told)
+            return out or name
 
         for vector in others:
             first = put("Mul", first, vector)

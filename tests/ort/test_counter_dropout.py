@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 
+import memplan
 from helpers.graphs import parse
 from memplan import RewriteOptions, Trainer, ValidateOptions, rewrite, validate
 from memplan.api.grad.differentiate import grad
 from memplan.api.grad.training_graph import GradOptions
 from memplan.api.rewrite.rewrite_result import Rewrite
+from memplan.ir.roles import Role
 from memplan.units import parse_budget
 
 pytestmark = pytest.mark.ort
@@ -103,3 +106,27 @@ def test_what_is_exported_drops_nothing(step: Path, tmp_path: Path) -> None:
         session = onnxruntime.InferenceSession(target, providers=["CPUExecutionProvider"])
         (found,) = session.run(None, {"x": BATCHES[0]})
         assert np.allclose(found, x, atol=1e-4)
+
+
+@pytest.mark.parametrize("via", ["grad", "joint"])
+def test_a_captured_step_is_held_against_pytorch(via: str) -> None:
+    """With PyTorch's own draws in place of the masks; of the two dropouts in it, one counts."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+    nn = torch.nn
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.AlphaDropout(0.2), nn.Linear(8, 1))
+
+    def loss(model: Any, x: Any) -> Any:
+        return model(x).square().mean()
+
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    step = memplan.TorchStep(net.train(), loss, {"x": torch.randn(5, 6)}, optimizer)
+    found = memplan.capture(step, via=via, dropout="counter{seed=2}", dynamic="batch")
+    assert found.check is not None
+    assert found.check.verdict == "equal"
+    assert found.check.draws == 2
+    assert (found.counted_masks, found.dropout) == (1, "counter{seed=2}")
+    assert any("1 random operator still drawn" in note for note in found.notes)
+    assert found.contract.roles["dropout_step"] is Role.STEP_COUNTER
+    assert found.contract.new_values["dropout_step_new"] == "dropout_step"

@@ -119,7 +119,7 @@ class Capture(Summary):
             ("Capture", f"of {self.source}"),
             ("road", self.via),
             ("nodes", f"{len(self.model.graph.node):,}"),
-            (f"by {len(self.trained)}", ", ".join(self.trained)),
+            (f"trained ({len(self.trained)})", ", ".join(self.trained)),
             ("batch", ", ".join(self.batch)),
             ("optimizer", self.optimizer or "none: the gradients are outputs"),
             ("weights", f"{format_bytes(self.weight_bytes)}, {self.weights}"),

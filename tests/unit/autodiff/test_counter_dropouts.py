@@ -16,7 +16,11 @@ from memplan.api.grad.training_graph import GradOptions
 from memplan.autodiff.counter_dropouts import Counted, CounterDropout, from_counter, parse_dropout
 from memplan.errors import UsageError
 from memplan.ir.roles import Role
+from memplan.ops.kernels import cuda_kernels, schema_version
 from memplan.proto.counter_masks import counter_masks
+from memplan.proto.metadata import CHECKPOINT_KEY
+from memplan.proto.opset import default_opset
+from memplan.shapes.infer import declared_values
 
 Array = np.ndarray[Any, Any]
 SHAPE = (6, 48, 80)
@@ -98,6 +102,19 @@ def test_masks_do_not_depend_on_threads_or_optimizations(kept: Array, level: str
     assert np.array_equal([m, n], kept[1])
     scale = np.float32(1 / (1 - RATE))
     assert np.array_equal(y, np.where(n, np.where(m, x, 0) * scale, 0) * scale)
+
+
+def test_cuda_has_a_kernel_for_every_node() -> None:
+    """By its registry; of numbers of 32 and 64 bits without a sign, it has none that shift."""
+    model = from_counter(two_sites(('"batch"', *SHAPE[1:])), CounterDropout()).model
+    graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    types = {v.name: v.type.tensor_type.elem_type for v in declared_values(graph)}
+    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for node in graph.node:
+        kinds = [[types[name] for name in names] for names in (node.input, node.output)]
+        version = schema_version("", node.op_type, default_opset(model))
+        assert cuda_kernels().has(f":{node.op_type}", version, *kinds), node
+    assert not cuda_kernels().rows.get(":BitShift")
 
 
 # -- as good as random: bounds of five deviations or more, and the masks never change ------------
@@ -193,6 +210,19 @@ def test_what_does_not_count_is_left_as_it_is(node: str) -> None:
     assert made.masks or made.model is model
     assert list(made.notes) or LEFT[node] == (0, 0)
     assert from_counter(model, None) == Counted(model)
+
+
+def test_what_takes_the_place_of_a_dropout_tells_what_that_told() -> None:
+    """Its module, of all nodes; a mark as a checkpoint, of the last one."""
+    model = two_sites()
+    for key in ("memplan.module", CHECKPOINT_KEY):
+        model.graph.node[0].metadata_props.add(key=key, value="true")
+    nodes = from_counter(model, CounterDropout()).model.graph.node
+    told = {n.name: [i.key for i in n.metadata_props] for n in nodes if n.name.startswith("a")}
+    assert told.pop("a") == ["memplan.module", CHECKPOINT_KEY]
+    assert list(told) == ["a/Mul", "a/Mul_1", "a/Greater", "a/Where"]
+    assert all(keys == ["memplan.module"] for keys in told.values())
+    assert [n.output[0] for n in nodes if n.name in ("a", "a/Greater")] == ["m", "z"]
 
 
 def test_options() -> None:

@@ -71,3 +71,8 @@ def test_help() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_documents(page: Path) -> None:
     assert not faults(page.read_text(encoding="utf-8"))
+
+
+def test_the_glossary_has_one_row_a_word() -> None:
+    rows = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    assert len(rows) == len(set(rows))

@@ -55,8 +55,8 @@ def test_report(run: Memplan, tmp_path: Path) -> None:
     result = run("grad", "f.onnx", "-o", "t.onnx", "--loss", "loss")
     assert result.returncode == 0, result.stderr
     assert "f.onnx: loss 'loss', " in result.stdout
-    assert "by 2 tensors: fc1_weight, fc2_weight" in result.stdout
-    assert "not by 3 tensors: half, x, target (see --wrt)" in result.stdout
+    assert "gradients of 2 tensors: fc1_weight, fc2_weight" in result.stdout
+    assert "none of 3 tensors: half, x, target (see --wrt)" in result.stdout
     assert "wrote t.onnx" in result.stdout
     assert outputs(tmp_path / "t.onnx") == ["p", "loss", "fc2_weight_grad", "fc1_weight_grad"]
     assert inputs(tmp_path / "t.onnx") == ["x", "target", "mask", "fc1_weight", "fc2_weight"]

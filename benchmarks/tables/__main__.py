@@ -220,8 +220,8 @@ configurations ran one after the other, not by turns.
 LOADED = """
 What it takes to make a `memplan.Trainer` of each, where PyTorch is installed
 (`benchmarks/steps/loading.py`): seconds, and how far the resident set grows, beside libraries.
-Before: PyTorch was imported to read a file of ONNX Runtime's, and first values were there twice. The machine did other
-work, by turns the same for both.
+Before: PyTorch was imported to read a file of ONNX Runtime's, and first values were there twice.
+The trees took turns, on a machine that did other work.
 """
 
 

@@ -29,10 +29,10 @@ class StepWork:
 
     @property
     def words(self) -> str:
-        """Launches, bytes and time, as ``1,204 launches, 3.10 GiB moved, 4.1 ms``."""
+        """Launches, bytes and time, as ``1,204 launches, 3.10 GiB moved, 4.12 ms``."""
         copies = f", {self.copies:,} host copies" if self.copies else ""
         moved = format_bytes(self.moved_bytes)
-        return f"{self.launches:,} launches{copies}, {moved} moved, {1000 * self.seconds:.3g} ms"
+        return f"{self.launches:,} launches{copies}, {moved} moved, {1000 * self.seconds:,.2f} ms"
 
     def as_json(self) -> dict[str, object]:
         """All fields."""

@@ -12,7 +12,7 @@ from memplan.passes.chunk.asked import CACHE, NONE
 from memplan.passes.chunk.asked import NAME as CHUNK
 from memplan.units import counted
 
-_REDRAWN = "random operators without a seed draw other numbers than in the original"
+_REDRAWN = "random operators without a seed draw different numbers than the original"
 _TURNED = (
     "products: a factor of some is transposed ahead of them, so the last bits may differ where a "
     "thread computes 64 columns or fewer; validate judges with a tolerance"

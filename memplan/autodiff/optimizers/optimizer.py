@@ -67,7 +67,7 @@ class Optimizer:
         for flag in self.flags:
             if getattr(self, flag) not in (0, 1):
                 given = f"{flag}={getattr(self, flag)}"
-                raise UsageError(f"--optimizer {self.name}{{{given}}}: 0 or 1 is wanted")
+                raise UsageError(f"--optimizer {self.name}{{{given}}}: expected 0 or 1")
         if self.no_decay and not self.weight_decay:
             raise UsageError(
                 f"--optimizer {self.name}{{no_decay={self.no_decay}}}: no weights decay anyway",

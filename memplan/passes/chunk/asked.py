@@ -41,7 +41,7 @@ def parse_chunks(text: str) -> Asked | None:
         return Asked((text,))
     if not text.isdecimal() or int(text) < COUNTS[0]:
         raise UsageError(
-            f"'{text}' is not a number of chunks",
+            f"expected a number of chunks, got '{text}'",
             f"{AUTO}, {REGIONS}, {LAYERS}, {CACHE}, {NONE} or a number from {COUNTS[0]} on",
         )
     return Asked((REGIONS, LAYERS), count=int(text))
@@ -50,9 +50,9 @@ def parse_chunks(text: str) -> Asked | None:
 def reason_against(model: OpenModel, timeline: Timeline, budget_bytes: int) -> str:
     """Why a model gets no chunks; empty if it may."""
     if not timeline.session.priority_order or timeline.session.reuse:
-        return "a default session has an order of its own"
+        return "a default session chooses its own order"
     if model.graph.opset < OLDEST_OPSET or model.prepared.bounded:
         return "the opset is too old, or shapes are not known"
     if timeline.peak_with_workspace_bytes <= budget_bytes:
-        return "not needed: the budget holds"
+        return "not needed: within the budget"
     return ""

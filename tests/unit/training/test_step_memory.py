@@ -83,3 +83,24 @@ def test_a_run_says_how_far_its_process_grew(file: Path) -> None:
         "load_growth_bytes",
         "step_growth_bytes",
     }
+
+
+def test_threads_may_sleep_while_they_wait_and_compute_the_same(file: Path) -> None:
+    x = np.ones((2, WIDTH), np.float32)
+    losses = []
+    for spin in (True, False):
+        trainer = Trainer(file, threads=2, spin=spin)
+        assert trainer.request.spin is spin
+        losses.append([trainer.step(x=x) for _ in range(3)])
+    assert losses[0] == losses[1]
+
+
+def test_a_session_is_told_not_to_spin(file: Path) -> None:
+    from memplan.runtime.messages import RunRequest
+    from memplan.runtime.session_options import session_options
+    from memplan.runtime.sessions import open_session
+
+    key = "session.intra_op.allow_spinning"
+    options = session_options("tuned")
+    open_session(str(file), RunRequest(spin=False), options)
+    assert options.get_session_config_entry(key) == "0"

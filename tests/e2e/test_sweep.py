@@ -147,8 +147,8 @@ def test_without_any_answer_the_table_is_told_and_then_the_error(
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ((MODEL, "--dim", "N=8,x"), EXIT_USAGE, "--dim N=8,x: not NAME=SIZE,SIZE"),
-        ((MODEL, "--dim", "N="), EXIT_USAGE, "--dim N=: not NAME=SIZE,SIZE"),
+        ((MODEL, "--dim", "N=8,x"), EXIT_USAGE, "--dim N=8,x: expected NAME=SIZE,SIZE"),
+        ((MODEL, "--dim", "N="), EXIT_USAGE, "--dim N=: expected NAME=SIZE,SIZE"),
         ((MODEL, "--dim", "N=0"), EXIT_USAGE, "--dim N=0"),
         ((MODEL, "--dim", "N=8", "--dim", "N=9"), EXIT_USAGE, "given twice"),
         ((MODEL, "--dim", "N=8", "--budget", "60%,"), EXIT_USAGE, "'' is not a size"),

@@ -168,7 +168,7 @@ def equivalence_line(found: Equivalence) -> str:
         )
     if found.rounded:
         return (
-            f"equivalent by construction up to rounding ({', '.join(counts)}): "
+            f"the same by construction up to rounding ({', '.join(counts)}): "
             f"{counted(len(found.rounded), 'tensor')} ({'; '.join(found.rounding)})"
         )
     return f"equivalent by construction: {', '.join(counts)}"

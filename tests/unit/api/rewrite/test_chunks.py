@@ -69,7 +69,7 @@ def test_by_default_there_are_none(model: Path) -> None:
 def test_the_report_says_why_there_are_none(model: Path) -> None:
     notes = rewritten(model, "auto", "100%").assumptions
     assert "no chunks: not needed: the budget holds" in notes
-    assert "no chunks: no region would save anything" in rewritten(model, "3", "99%").assumptions
+    assert "no chunks: no region saves anything" in rewritten(model, "3", "99%").assumptions
 
 
 def test_the_number_is_that_which_was_asked_for(model: Path) -> None:

@@ -113,7 +113,7 @@ def test_where_the_check_names_no_figure_its_reason_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(proved, "ensure", rejecting(9, None))
-    with pytest.raises(InfeasibleError, match=r"that its check confirms \(for once\)"):
+    with pytest.raises(InfeasibleError, match=r"that passes verification \(for once\)"):
         rewritten(replace(SEARCH, budget=parse_budget("90%")))
 
 

@@ -267,7 +267,7 @@ def test_a_fit_that_cannot_be_looked_for_says_why(model: Path, tmp_path: Path) -
         ({"dims": {"N": 0}}, "cannot be 0"),
         ({"sessions": ("tune",)}, "unknown session 'tune'"),
         ({"providers": ("gpu",)}, "unknown provider 'gpu'"),
-        ({"fit": "60%"}, "what fits 60% of its own peak"),
+        ({"fit": "60%"}, "expected a size, got 60%"),
         ({"fit": "4G"}, "ambiguous"),
         ({"strategy": "magic"}, "unknown strategy 'magic'"),
         ({"fit_step": 0}, "fit_step is 0"),

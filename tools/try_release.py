@@ -77,10 +77,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         pythons = () if options.build_only else options.python or PYTHONS
         for number, wanted in enumerate(pythons):
             try:
-                said = tried(release, wanted, Path(folder) / f"python{number}", options)
+                for said in tried(release, wanted, Path(folder) / f"python{number}", options):
+                    print(f"python {wanted}: {said}")
             except FailedError as error:
-                said, failed = f"FAIL {error}", 1
-            print(f"python {wanted}: {said}")
+                print(f"python {wanted}: FAIL {error}")
+                failed = 1
         return failed
 
 
@@ -158,8 +159,10 @@ def readme_commands() -> tuple[tuple[str, ...], ...]:
     raise FailedError("no block of the README makes an environment and calls memplan in it")
 
 
-def tried(release: Release, wanted: str, folder: Path, options: argparse.Namespace) -> str:
-    """Install, time ``--help``, run the README's commands and the quick tests."""
+def tried(
+    release: Release, wanted: str, folder: Path, options: argparse.Namespace
+) -> Iterator[str]:
+    """Install, time ``--help``, run the README's commands and the quick tests: what came of it."""
     python = interpreter(wanted)
     if python is None:
         raise FailedError("not found on this machine")
@@ -168,9 +171,9 @@ def tried(release: Release, wanted: str, folder: Path, options: argparse.Namespa
     environment.pop("PYTHONPATH", None)
     begin = time.monotonic()
     _run([programs / "pip", "install", "-q", release.wheel], "pip install")
-    said = [f"installed in {time.monotonic() - begin:.0f} s"]
+    yield f"installed in {time.monotonic() - begin:.0f} s"
     waited, worked = help_seconds(programs / "memplan", environment)
-    said.append(f"--help {1000 * waited:.0f} ms ({1000 * worked:.0f} ms of CPU)")
+    yield f"--help {1000 * waited:.0f} ms ({1000 * worked:.0f} ms of CPU)"
     if worked > HELP_SECONDS:
         raise FailedError(f"--help takes {1000 * worked:.0f} ms of CPU")
     with tarfile.open(release.sdist) as archive:
@@ -179,13 +182,12 @@ def tried(release: Release, wanted: str, folder: Path, options: argparse.Namespa
     begin = time.monotonic()
     for call in readme_commands():
         _run([programs / "memplan", *call], f"memplan {' '.join(call)}", env=environment, cwd=tree)
-    said.append(f"the README's commands in {time.monotonic() - begin:.0f} s")
+    yield f"the README's commands in {time.monotonic() - begin:.0f} s"
     if not options.no_tests:
         _run([programs / "pip", "install", "-q", f"{release.wheel}[test]"], "pip install [test]")
         quick = [programs / "pytest", "-q", "-n", "2", "-m", "not slow", "-p", "no:cacheprovider"]
         done = _run(quick, "the quick tests", env=environment, cwd=tree)
-        said.append(done.stdout.strip().splitlines()[-1])
-    return ", ".join(said)
+        yield done.stdout.strip().splitlines()[-1]
 
 
 def interpreter(wanted: str) -> str | None:

@@ -106,9 +106,7 @@ def load(path: Path, device: str) -> Loaded:
     from memplan.simulate.timeline import simulate
 
     if device not in DEVICES:
-        raise UsageError(
-            f"there is no device profile '{device}'", "profiles: " + ", ".join(DEVICES)
-        )
+        raise UsageError(f"unknown device profile '{device}'", "profiles: " + ", ".join(DEVICES))
     model = open_model(path)
     session = session_kind("tuned", "cpu")
     request = PlanRequest(

@@ -1,18 +1,26 @@
-"""One network, one batch, one optimizer: PyTorch eager, with checkpoints, compiled, and memplan.
+"""A training step by PyTorch and by memplan, by turns: seconds and growth of the resident set.
 
-A GPT of 6 blocks of width 384 with AdamW, on the CPU. Every configuration runs in a process of its
-own, which builds the network and its optimizer state, takes the resident set, runs some steps, and
-tells how far the resident set grew at most and how long a step took (median). memplan runs the same
-step, captured, at the budgets that PyTorch reached and at lower ones. Needs torch, onnxscript and,
-for ``torch.compile``, a C++ compiler.
+Five networks (``networks.py``), AdamW, CPU. PyTorch eager, with ``torch.utils.checkpoint`` around
+every block, and compiled at four values of ``activation_memory_budget``; memplan as captured, and
+rewritten for each growth that PyTorch reached, and for 40% of eager's. Every configuration is a
+process of its own (``worker.py``). In each round every one takes some steps, one after the other,
+while the others wait, so what slows the machine down slows all alike. Its time is the median over
+rounds of a round's median.
 
-    python -m benchmarks.steps.pytorch [--steps 8] [--json results.json]
+memplan is asked for a budget at which its process, not the prediction, should take what PyTorch's
+took: the growth, less in proportion what the captured step grew beyond its prediction.
+
+    python -m benchmarks.steps.pytorch --json benchmarks/results/pytorch_steps.json
+    python -m benchmarks.steps.pytorch --models lstm --rounds 2 --compile 0.5    # a trial
+
+Needs torch and, for ``torch.compile``, a C++ compiler. With ``--json`` of a file that is there,
+models that are not asked for keep their rows.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
+import inspect
 import json
 import os
 import statistics
@@ -20,230 +28,235 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from benchmarks.record import write_record
 
-BUDGETS = (0.7, 0.5, 0.35)
-LENGTH, WIDTH, DEPTH, HEADS, WORDS, BATCH = 256, 384, 6, 6, 4096, 8
-RATE, DECAY = 3e-4, 0.01
-_SHARES = (1.0, 0.75, 0.5)  # of the least that PyTorch takes
+COMPILED = (1.0, 0.7, 0.5, 0.35)
+SHARE = 0.4  # of eager's growth
+_SAME = 0.03  # growths so close are one budget
+_PAUSE = 0.05  # until threads of the one before have stopped waiting for work
+
+Row = dict[str, Any]
 
 
-def _network(checkpoints: bool) -> Any:
-    """A GPT with learned places; its forward gives the loss."""
-    import torch
-    from torch import nn
-    from torch.nn import functional
-    from torch.utils.checkpoint import checkpoint
+class Worker:
+    """A configuration in its process, and what it has told so far."""
 
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm_1, self.norm_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-            self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-            self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+    def __init__(self, who: str, *arguments: str, **facts: Any) -> None:
+        self.row: Row = {"who": who, **facts}
+        command = [sys.executable, "-m", "benchmarks.steps.worker", *arguments]
+        # Each thread of glibc's malloc keeps what it is given back: one arena shows what is in use.
+        environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the worker)
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=environment,
+        )
+        self._rounds: list[float] = []
+        self._losses: list[float] = []
+        self.row |= self._answer()
 
-        def forward(self, x: Any) -> Any:
-            shape = (x.shape[0], LENGTH, HEADS, WIDTH // HEADS)
-            q, k, v = (
-                part.view(shape).transpose(1, 2) for part in self.qkv(self.norm_1(x)).chunk(3, -1)
-            )
-            mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + self.out(mixed.transpose(1, 2).reshape(x.shape))
-            return x + self.down(functional.gelu(self.up(self.norm_2(x))))
+    def __enter__(self) -> Worker:
+        return self
 
-    class Gpt(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
-            self.blocks = nn.ModuleList(Block() for _ in range(DEPTH))
-            self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS)
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-        def forward(self, tokens: Any, labels: Any) -> Any:
-            x = self.words(tokens) + self.places.weight
-            for block in self.blocks:
-                x = checkpoint(block, x, use_reentrant=False) if checkpoints else block(x)
-            logits = self.head(self.norm(x))
-            return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    def close(self) -> None:
+        """Let it end."""
+        if self._process.poll() is None and self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait()
+        self._errors.close()
 
-    torch.manual_seed(0)
-    return Gpt()
+    @property
+    def works(self) -> bool:
+        """Whether it has not failed."""
+        return "failed" not in self.row
 
+    def steps(self, count: int, *, counts: bool = True) -> None:
+        """Let it take steps, which are a round if they count."""
+        if not self.works:
+            return
+        assert self._process.stdin is not None
+        time.sleep(_PAUSE)
+        print(count, file=self._process.stdin, flush=True)
+        found = self._answer()
+        self._losses += found.pop("losses", [])
+        seconds = found.pop("seconds", [])
+        self.row |= found
+        if counts and seconds:
+            self._rounds.append(statistics.median(seconds))
 
-def _batch() -> tuple[Any, Any]:
-    import torch
+    def finish(self) -> Row:
+        """The row: growth of the resident set, seconds, losses of the first steps."""
+        if self.works and self._process.stdin is not None:
+            self._process.stdin.close()
+            self.row |= self._answer()
+        if self._rounds:
+            self.row["seconds_median"] = statistics.median(self._rounds)
+            self.row["seconds_by_round"] = self._rounds
+        self.row["losses"] = self._losses[:6]
+        return self.row
 
-    generator = torch.Generator().manual_seed(1)
-    shape = (BATCH, LENGTH)
-    return tuple(torch.randint(0, WORDS, shape, generator=generator) for _ in range(2))  # type: ignore[return-value]
+    def growth(self) -> int:
+        """How far it has grown up to now, without ending it."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        peak = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+        return peak - int(self.row["resident_before_bytes"])
 
-
-def step() -> Any:
-    """What is captured: the network gives the loss itself."""
-    import torch
-
-    model = _network(False)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=DECAY)
-    return model, None, _batch(), optimizer
-
-
-def _resident(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
-
-
-def _measured(run: Callable[[], float], steps: int) -> dict[str, Any]:
-    """Growth of the resident set over the steps, seconds of each but the first two, losses.
-
-    What was freed before is given back first: it would hide as much growth.
-    """
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _resident("VmRSS")
-    losses, seconds = [], []
-    for _ in range(steps):
-        begin = time.perf_counter()
-        losses.append(run())
-        seconds.append(time.perf_counter() - begin)
-    return {
-        "growth_bytes": _resident("VmHWM") - before,
-        "resident_before_bytes": before,
-        "seconds_median": statistics.median(seconds[2:]),
-        "seconds_first": seconds[0],
-        "losses": losses,
-    }
+    def _answer(self) -> Row:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if line:
+            found: Row = json.loads(line)
+            return found
+        self._process.wait()
+        self._errors.seek(0)
+        reason = (self._errors.read().strip().splitlines() or ["no reason"])[-1]
+        return {"failed": reason[:300]}
 
 
-def _pytorch(kind: str, steps: int) -> dict[str, Any]:
-    """``eager``, ``checkpoint``, or ``compile`` and a budget for activations."""
-    import torch
+def compared(name: str, options: argparse.Namespace, folder: Path) -> list[Row]:
+    """The rows of one network."""
+    kinds = ["eager", "checkpoint", *(f"compile {budget:g}" for budget in options.compile)]
+    with ExitStack() as stack:
 
-    torch.set_num_threads(os.cpu_count() or 1)
-    model, batch = _network(kind == "checkpoint"), _batch()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=DECAY)
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()  # makes the moments; they are zero, and the rate is
-    optimizer.zero_grad(set_to_none=True)
-    for state in optimizer.state.values():
-        state["step"].zero_()
-    for group in optimizer.param_groups:
-        group["lr"] = RATE
-    loss_of: Any = model
-    if kind.startswith("compile"):
-        import torch._functorch.config
+        def started(who: str, *arguments: str, **facts: Any) -> Worker:
+            worker = stack.enter_context(Worker(who, *arguments, model=name, **facts))
+            worker.steps(3, counts=False)
+            told = worker.row.get("failed") or f"{worker.growth() / 1e6:.0f} MB"
+            print(f"  {who}: {told}", file=sys.stderr, flush=True)
+            return worker
 
-        torch._functorch.config.activation_memory_budget = float(kind.split()[1])
-        loss_of = torch.compile(model)
-        # Compiling takes memory of its own, which a training run has behind it.
-        loss_of(*batch).backward()
-        optimizer.zero_grad(set_to_none=True)
+        workers = [started(f"PyTorch {kind}", "pytorch", name, kind) for kind in kinds]
+        reached = [worker.growth() for worker in workers if worker.works]
+        step, batch, facts = captured(name, folder)
+        whole = started("memplan, as captured", "memplan", str(step), str(batch), **facts)
+        workers.append(whole)
+        beyond = whole.growth() / facts["predicted_dynamic_bytes"]
+        failed: list[Row] = []
+        for growth in budgets(reached):
+            who = f"memplan at {growth / 1e6:.0f} MB"
+            dynamic = int(growth / beyond)
+            found = planned(step, folder, facts["resident_bytes"] + dynamic, options.rewrite)
+            if isinstance(found, str):
+                failed.append({"who": who, "model": name, "failed": found})
+                continue
+            path, told = found
+            told["asked_growth_bytes"] = growth
+            workers.append(started(who, "memplan", str(path), str(batch), **told))
+        for number in range(options.rounds):
+            for worker in workers:
+                worker.steps(options.steps)
+            print(f"  round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
+        return [*(worker.finish() for worker in workers), *failed]
 
-    def run() -> float:
-        loss = loss_of(*batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return float(loss.detach())
 
-    return _measured(run, steps)
+def budgets(reached: Sequence[int]) -> list[int]:
+    """The growths to plan for, eager's first, and of two that are close the smaller one."""
+    found: list[int] = []
+    for growth in sorted({*reached, int(SHARE * reached[0])}):
+        if not found or growth > (1 + _SAME) * found[-1]:
+            found.append(growth)
+    return found[::-1]
 
 
-def _memplan(path: str, steps: int) -> dict[str, Any]:
-    """A captured step in the trainer."""
+def captured(name: str, folder: Path) -> tuple[Path, Path, Row]:
+    """The step and the batch as files, and what is predicted of the step."""
+    import numpy as np
+
     import memplan
+    from benchmarks.steps.networks import training_step
 
-    tokens, labels = (each.numpy() for each in _batch())
-    trainer = memplan.Trainer(path)
-    return _measured(lambda: trainer.step(tokens=tokens, labels=labels), steps)
-
-
-def _in_child(*arguments: str) -> dict[str, Any]:
-    """Run one configuration in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.steps.pytorch", "--child", *arguments]
-    # Each thread of glibc's malloc keeps what it is given back: one arena shows what is in use.
-    environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}
-    found = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if found.returncode:
-        reason = (found.stderr.strip().splitlines() or ["no reason"])[-1]
-        return {"failed": reason}
-    result: dict[str, Any] = json.loads(found.stdout.splitlines()[-1])
-    return result
+    asked = training_step(name)
+    memplan.capture(asked, folder / f"{name}.onnx")
+    batch = folder / f"{name}.npz"
+    names = inspect.signature(asked[0].forward).parameters
+    np.savez(batch, **dict(zip(names, (each.numpy() for each in asked[2]), strict=True)))
+    found = memplan.analyze(folder / f"{name}.onnx", state="in-place").timeline
+    facts = {
+        "predicted_dynamic_bytes": found.dynamic_peak_bytes,
+        "resident_bytes": found.resident_bytes,
+    }
+    return folder / f"{name}.onnx", batch, facts
 
 
-def _planned(folder: Path, original: Path, budget: int) -> tuple[Path, dict[str, Any]] | str:
+def planned(
+    step: Path, folder: Path, budget: int, settings: Sequence[str]
+) -> tuple[Path, Row] | str:
     """The file for a budget, and what its plan says; or why there is none."""
     import memplan
     from memplan.errors import InfeasibleError
 
-    path = folder / f"{budget}.onnx"
-    options = memplan.RewriteOptions(
-        budget=memplan.parse_size(str(budget)), state=("in-place",), time_limit=8.0
-    )
+    path = folder / f"{step.stem}.{budget}.onnx"
+    fixed: dict[str, Any] = {"state": ("in-place",), "chunk": "auto", "time_limit": 20.0}
+    fixed |= dict(setting.split("=", 1) for setting in settings)
     try:
-        found = memplan.rewrite(original, options, path)
+        options = memplan.RewriteOptions(memplan.parse_size(str(budget)), **fixed)
+        found = memplan.rewrite(step, options, path)
     except InfeasibleError as error:
         return error.message
     return path, {
         "budget_bytes": budget,
-        "predicted_peak_bytes": found.timeline.peak_bytes,
         "predicted_dynamic_bytes": found.timeline.dynamic_peak_bytes,
         "resident_bytes": found.timeline.resident_bytes,
-        "extra_time_estimated": found.plan.extra_cost_fraction,
+        "extra_time_estimated": found.extra_cost_fraction,
+        "planning_seconds": found.plan.planning_seconds,
     }
 
 
-def _compare(steps: int) -> list[dict[str, Any]]:
-    """All configurations, PyTorch's first."""
-    import memplan
-
-    rows: list[dict[str, Any]] = []
-
-    def add(row: dict[str, Any]) -> dict[str, Any]:
-        rows.append(row)
-        print(json.dumps({k: v for k, v in row.items() if k != "losses"}), flush=True)
-        return row
-
-    for kind in ("eager", "checkpoint", *(f"compile {budget}" for budget in (1.0, *BUDGETS))):
-        add({"who": f"PyTorch {kind}", **_in_child("pytorch", kind, str(steps))})
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        original = folder / "step.onnx"
-        memplan.capture(step(), original)
-        add({"who": "memplan, as captured", **_in_child("memplan", str(original), str(steps))})
-        resident = memplan.analyze(original, state="in-place").timeline.resident_bytes
-        reached = [row["growth_bytes"] for row in rows[:-1] if "growth_bytes" in row]
-        least = min(reached)
-        for growth in sorted({*reached, *(int(share * least) for share in _SHARES)}, reverse=True):
-            planned = _planned(folder, original, resident + growth)
-            who = f"memplan at {growth / 1e6:.0f} MB"
-            if isinstance(planned, str):
-                add({"who": who, "failed": planned})
-                continue
-            path, said = planned
-            add({"who": who, **said, **_in_child("memplan", str(path), str(steps))})
-    return rows
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare, print a row for each, and write a record."""
+    """Compare, print a line for each configuration, and write a record."""
+    networks = ("gpt", "vit", "unet", "resnet", "lstm")
     parser = argparse.ArgumentParser(prog="python -m benchmarks.steps.pytorch")
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--models", nargs="+", choices=networks, default=networks)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=4, help="of each in a round")
+    parser.add_argument("--compile", nargs="*", type=float, default=COMPILED, metavar="BUDGET")
+    parser.add_argument(
+        "--rewrite", nargs="*", default=(), metavar="OPTION=VALUE", help="of RewriteOptions"
+    )
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--child", nargs=3, metavar=("WHO", "WHAT", "STEPS"))
     options = parser.parse_args(argv)
-    if options.child:
-        who, what, steps = options.child
-        run = _pytorch if who == "pytorch" else _memplan
-        print(json.dumps(run(what, int(steps))))
-        return 0
-    rows = _compare(options.steps)
-    if options.json:
-        write_record(options.json, "python -m benchmarks.steps.pytorch", rows)
+    kept: list[Row] = []
+    if options.json and options.json.exists():
+        found = json.loads(options.json.read_text())["results"]
+        kept = [row for row in found if row["model"] in networks]
+    for name in options.models:
+        print(name, file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            rows = compared(name, options, Path(folder))
+        kept = [*(row for row in kept if row["model"] != name), *rows]
+        for row in rows:
+            print(line(row, rows[0]), flush=True)
+        if options.json:
+            words = sys.argv[1:] if argv is None else argv
+            write_record(
+                options.json, f"python -m benchmarks.steps.pytorch {' '.join(words)}", kept
+            )
     return 0
+
+
+def line(row: Row, eager: Row) -> str:
+    """A row in words: growth, seconds, and what these are of eager's."""
+    if "seconds_median" not in row:
+        return f"{row['who']:24} failed: {row.get('failed', 'no round was run')}"
+    rounds = [f"{1000 * seconds:.0f}" for seconds in sorted(row["seconds_by_round"])]
+    return (
+        f"{row['who']:24} {row['growth_bytes'] / 1e6:6.0f} MB "
+        f"{1000 * row['seconds_median']:6.0f} ms ({rounds[0]} to {rounds[-1]}) "
+        f"{row['growth_bytes'] / eager['growth_bytes']:5.2f} of eager's memory, "
+        f"{row['seconds_median'] / eager['seconds_median']:5.2f} of its time"
+    )
 
 
 if __name__ == "__main__":

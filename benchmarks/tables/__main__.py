@@ -207,11 +207,21 @@ end of the step.
 """
 
 BESIDE = """
-A GPT of 6 blocks of width 384 with AdamW, batch 8 x 256, on the CPU: PyTorch eager, with
-`torch.utils.checkpoint` in every block, and compiled with budgets for activations, beside memplan
-at the growth that each of these reached and below (`benchmarks/steps/pytorch.py`). Growth is that
-of the resident set over six steps, beside weights and moments; predicted are the dynamic bytes of
-the run. Losses differ by less than 3e-7 of their size.
+Five networks with AdamW on the CPU (`benchmarks/steps/networks.py`): PyTorch eager, with
+`torch.utils.checkpoint` around every block, and compiled with budgets for activations, beside
+memplan as captured and at the growth that each of these reached (`benchmarks/steps/pytorch.py`).
+Each is a process of its own, and all take turns. Growth is that of the resident set over all steps,
+beside weights and moments; predicted are the dynamic bytes of the run. Milliseconds are the median
+of the rounds' medians; *rounds* are the quickest and the slowest. Where there is but one, the
+configurations ran one after the other, not by turns.
+"""
+
+
+LOADED = """
+What it takes to make a `memplan.Trainer` of each, where PyTorch is installed
+(`benchmarks/steps/loading.py`): seconds, and how far the resident set grows, beside libraries.
+Before: PyTorch was imported to read a file of ONNX Runtime's, and first values were there twice.
+The trees took turns, on a machine that did other work.
 """
 
 
@@ -231,6 +241,7 @@ def document() -> list[str]:
     sessions, tight = load("plain_sessions"), load("plain_tightest")
     captures, checks = load("capture"), load("capture_check")
     trainings, beside = load("training"), load("pytorch_steps")
+    started = load("trainer_load")
     return [
         INTRODUCTION,
         *training(training_records),
@@ -304,6 +315,9 @@ def document() -> list[str]:
         BESIDE,
         *steps.beside_pytorch(beside),
         f"\n{origin(beside)}",
+        LOADED,
+        *steps.loading(started),
+        f"\n{origin(started)}",
     ]
 
 

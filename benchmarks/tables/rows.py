@@ -132,7 +132,7 @@ def ended_early(record: dict[str, Any]) -> str:
     early = sum(row["planning_seconds"] < _EARLY_SECONDS for row in rows)
     within = sum(gap <= _WITHIN for gap in gaps)
     return (
-        f"{within} of {len(rows)} plans are within {_WITHIN:g} points of the best possible; "
+        f"{within} of {len(rows)} plans are within {_WITHIN:g} percentage points of optimal; "
         f"{early} were done before their ten seconds were over."
     )
 

@@ -52,9 +52,11 @@ _OF_ONE_STEP = ("chrome-trace", "torch-snapshot")
     type=click.IntRange(min=0),
     default=20,
     show_default=True,
-    help="How many tensors to list; unless given, fewer on a small terminal.",
+    help="How many tensors to list (fewer by default on a small terminal).",
 )
-@click.option("--frontier", is_flag=True, help="Also show what a dozen budgets cost in extra time.")
+@click.option(
+    "--frontier", is_flag=True, help="Also plan for a dozen budgets and show their extra time."
+)
 @report_options("text", "json", "html", "chrome-trace", "torch-snapshot")
 @click.pass_context
 def command(
@@ -69,7 +71,7 @@ def command(
     frontier: bool,
     report: Report,
 ) -> int:
-    """Say what every byte of MODEL's peak is, and why it is alive.
+    """Account for every byte of MODEL's peak, and why it is alive.
 
     Nothing is run. For a plain session ONNX Runtime loads the file; else no weights are read.
     """
@@ -112,8 +114,8 @@ def _refuse_unshown(form: str) -> None:
     """
     if form in _OF_ONE_STEP:
         raise UsageError(
-            f"--format {form} holds the memory of one step, and has no place for --frontier",
-            "text, json and html have",
+            f"--format {form} holds the memory of one step and cannot hold --frontier",
+            "text, json and html can",
         )
 
 

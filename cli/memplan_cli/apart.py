@@ -84,7 +84,7 @@ def _await(child: subprocess.Popen[str], path: Path) -> None:
     except subprocess.TimeoutExpired:
         child.kill()
         sys.stderr.write(
-            "note: something that your code started (a thread, a handler of atexit) had not ended "
+            "note: something your code started (a thread, an atexit handler) was still running "
             f"{_GRACE_SECONDS:g} s after the answer, and was stopped\n"
         )
     except KeyboardInterrupt:

@@ -65,13 +65,13 @@ from memplan_cli.shared_options import PATH, Report, report_options
     "--check/--no-check",
     default=True,
     show_default=True,
-    help="Run the step in PyTorch and in ONNX Runtime on the example batch, and compare loss, "
+    help="Run the step in PyTorch and in ONNX Runtime on the example batch and compare loss, "
     "gradients, buffers and two updates; a difference is exit code 1, and nothing is written.",
 )
 @click.option(
     "--frozen",
     type=click.Choice(["constants", "inputs"]),
-    help="What parameters that are not trained become: constants of the graph, or inputs that may "
+    help="What frozen parameters become: constants of the graph, or inputs that may "
     "change between steps.  [default: the step's, else constants]",
 )
 @click.option(
@@ -79,6 +79,14 @@ from memplan_cli.shared_options import PATH, Report, report_options
     type=float,
     metavar="DECAY",
     help="Keep a moving average of every trained parameter.  [default: the step's]",
+)
+@click.option(
+    "--dropout",
+    default="operator",
+    show_default=True,
+    metavar="SOURCE",
+    help="Where dropout masks come from: operator draws them; counter makes them of the number of "
+    "the step (with a seed as in counter{seed=7}), so that they can be recomputed.",
 )
 @report_options(output=None, format_help="Form of the report on stdout.")
 def command(
@@ -92,7 +100,7 @@ def command(
     from memplan.api.capture.capturing import capture
 
     if str(output) == "-":
-        raise UsageError("capture writes a file, as weights may lie beside it", "give its name")
+        raise UsageError("capture cannot write to stdout: weights may lie beside it", "name a file")
     # What the user's code prints is not our answer.
     with users_streams(), waiting(report, f"capturing {target}") as doing:
         result = capture(
@@ -130,7 +138,7 @@ def _dynamic(given: tuple[str, ...]) -> str | dict[str, dict[int, str]] | None:
         name, colon, axis = place.rpartition(":")
         if not (equals and colon and name and label.isidentifier() and axis.isdecimal()):
             raise UsageError(
-                f"--dynamic {text}: this is neither a name nor INPUT:AXIS=NAME",
+                f"--dynamic {text}: expected a name or INPUT:AXIS=NAME",
                 "as in --dynamic batch, or --dynamic tokens:0=batch --dynamic tokens:1=length",
             )
         found.setdefault(name, {})[int(axis)] = label

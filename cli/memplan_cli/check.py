@@ -59,7 +59,7 @@ _COLORS = {
 @click.option(
     "--update", is_flag=True, help="Record today's peaks (of MODELs, else of the whole lock)."
 )
-@click.option("--max-peak", metavar="SIZE", help="Also fail every model with a higher peak.")
+@click.option("--max-peak", metavar="SIZE", help="Also fail any model with a higher peak.")
 @dim_option("With --update or --base: give a symbolic dimension its size.")
 @session_option("With --update or --base: how models are loaded; else as in the lock.")
 @provider_option("With --update or --base: whose rules apply; else as in the lock.")
@@ -155,7 +155,7 @@ def _cap(max_peak: str | None) -> int | None:
     nbytes = parse_size(max_peak).nbytes
     if nbytes is None:
         raise UsageError(
-            f"--max-peak {max_peak}: a percentage of what?",
+            f"--max-peak {max_peak}: expected a size, got a percentage",
             'give a size; for room above the lock, add tolerance = "1%" to a model in the lock',
         )
     return nbytes
@@ -184,7 +184,7 @@ def _refuse_with_update(form: str, base: str | None, strict: bool, also: Sequenc
     given = {"--base": base is not None, "--strict": strict, "--report": bool(also)}
     for option, there in given.items():
         if there:
-            raise UsageError(f"--update does not go with {option}", "compare first, then update")
+            raise UsageError(f"--update cannot be combined with {option}", "compare first")
     if form not in ("text", "json"):
         raise UsageError(f"--update has no format '{form}'", "--format text or json")
 

@@ -28,7 +28,7 @@ ALLOWED = frozenset(
     | {"fit", "fit-dim", "fit-step", "effort", "gap", "jobs"}
     | {"logits", "class-axis", "optimizer", "checkpoints", "forward-only", "loss-scale"}
     | {"clip-norm", "clip-value"}
-    | {"via", "dynamic", "frozen", "ema"}
+    | {"via", "dynamic", "frozen", "ema", "dropout"}
     | {"accumulate", "chunk", "offload", "host-link"}
     | {"steps", "batch", "lr", "hyper", "init", "shuffle", "guard", "measure"}
 )
@@ -68,13 +68,13 @@ def configured(ctx: click.Context, folder: Path | None = None) -> dict[str, Any]
     if not isinstance(own, dict):
         raise UsageError(f"{file}: tool.memplan.{ctx.info_name} is not a table")
     for key in sorted(table.keys() - shared.keys() - set(_command_names(ctx))):
-        raise UsageError(f"{file}: there is no command '{key}' for the table tool.memplan.{key}")
+        raise UsageError(f"{file}: unknown command '{key}' in the table tool.memplan.{key}")
     for key in sorted({k for t in (shared, own, *_tables(table)) for k in t}):
         if key.replace("_", "-") in REFUSED:
             raise UsageError(
                 f"{file}: tool.memplan.{key} is not for a configuration file, which cannot name "
                 "files, make a command write or run anything, or leave out a check",
-                f"delete it there, and type --{key.replace('_', '-')} where you mean it",
+                f"delete it there, and pass --{key.replace('_', '-')} where you mean it",
             )
     result: dict[str, Any] = {}
     options = _options_of(ctx.command)

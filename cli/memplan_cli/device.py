@@ -8,7 +8,7 @@ from memplan_cli.shared_options import Report, provider_option, report_options
 
 
 @memplan_command("device", "memplan device", "memplan device --provider cuda --format json")
-@provider_option("Exit with 5 if this provider does not start.")
+@provider_option("Exit with code 5 if this provider does not start.")
 @report_options()
 def command(provider: str, report: Report) -> int:
     """Say what the runtime, the GPU and the machine are, and which providers really start."""

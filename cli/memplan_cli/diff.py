@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     "new_dims",
     multiple=True,
     metavar="NAME=SIZE",
-    help="The same for NEW alone, to compare sizes.",
+    help="The same for NEW only, to compare sizes.",
 )
 @session_option("How the models will be loaded.")
 @provider_option("The execution provider whose rules apply.")
@@ -53,9 +53,9 @@ def command(
     state: tuple[str, ...],
     report: Report,
 ) -> int:
-    """Say why NEW needs more or less memory than OLD, tensor by tensor.
+    """Explain why NEW needs more or less memory than OLD, tensor by tensor.
 
-    Tensors are matched by structure, so that other names are no difference. Nothing is run. A
+    Tensors are matched by structure, so renaming makes no difference. Nothing is run. A
     difference is no failure: exit code 0 ('memplan check' is the gate).
     """
     from memplan.api.diff.diffing import diff

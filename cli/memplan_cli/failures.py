@@ -61,7 +61,7 @@ def refused_by_system(error: BaseException) -> tuple[str, str] | None:
     if not isinstance(error, OSError):
         return None
     if isinstance(error, FileNotFoundError) and _folder_is_gone():
-        return "the current folder does not exist any more", "change to another one"
+        return "the current folder no longer exists", "change to another one"
     if error.errno not in _SYSTEM:
         return None
     where = f" ({error.filename})" if error.filename else ", or its output is closed or full"

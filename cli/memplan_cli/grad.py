@@ -91,6 +91,14 @@ from memplan_cli.shared_options import (
     help="Cell tensors of recurrent layers to recompute at every step instead of storing them: "
     "all, auto, or names as in 'a+b*'.",
 )
+@click.option(
+    "--dropout",
+    default="operator",
+    show_default=True,
+    metavar="SOURCE",
+    help="Where dropout masks come from: operator draws them; counter makes them of the number of "
+    "the step (with a seed as in counter{seed=7}), so that they can be recomputed.",
+)
 @dim_option("Give a symbolic dimension its size, for --checkpoints.")
 @weights_option
 @click.option("--forward-only", is_flag=True, help="Write no backward part.")

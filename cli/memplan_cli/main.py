@@ -34,20 +34,20 @@ EXIT_PIPE = 141
 EXIT_TERMINATED = 143
 
 COMMANDS = {
-    "analyze": "Say what every byte of the peak is, and why it is alive.",
+    "analyze": "Account for every byte of the peak, and why it is alive.",
     "capture": "Capture a training step of PyTorch as a training graph.",
-    "check": "Compare the peaks of models with a committed lock (for CI).",
-    "device": "Describe the runtime and the machine, and which providers start.",
-    "diff": "Say why one model needs more memory than another, tensor by tensor.",
+    "check": "Fail when a model's peak grows beyond a committed lock (for CI).",
+    "device": "Describe the runtime, the machine and the providers that start.",
+    "diff": "Explain why one model needs more memory than another.",
     "grad": "Turn a forward graph into a training graph (standard operators).",
-    "lower": "Lower a graph of onnxruntime-training to standard operators.",
+    "lower": "Convert a graph of onnxruntime-training to standard operators.",
     "plan-as": "Print a plan as a checkpoint policy of PyTorch, JAX or MaxText.",
     "profile": "Measure the seconds of every node, for 'rewrite --costs'.",
     "rewrite": "Rewrite a training graph so that it fits a memory budget.",
-    "run": "Train with a step: data in, losses out, checkpoints in between.",
+    "run": "Train with a step: data in, losses and checkpoints out.",
     "strategies": "List the strategies of rewrite, with sources and options.",
-    "sweep": "Plan for many sizes and budgets, and find the largest batch that fits.",
-    "validate": "Run two models, and prove that peaks and outputs are as promised.",
+    "sweep": "Plan for many sizes and budgets; find the largest batch that fits.",
+    "validate": "Prove and measure that a rewritten model keeps its promises.",
 }
 
 
@@ -63,7 +63,7 @@ class NoSuchCommand(click.UsageError):
     """A command that does not exist; ``possibilities`` have similar names."""
 
     def __init__(self, name: str, ctx: click.Context) -> None:
-        super().__init__(f"there is no command '{name}'", ctx)
+        super().__init__(f"unknown command '{name}'", ctx)
         self.possibilities = get_close_matches(name, COMMANDS)
 
 
@@ -182,7 +182,7 @@ def _told_signal(arguments: list[str], error: BaseException | None = None) -> in
 
 def _usage_message(error: click.UsageError) -> str:
     if isinstance(error, click.NoSuchOption):
-        return f"there is no option '{error.option_name}'"
+        return f"unknown option '{error.option_name}'"
     return error.format_message()
 
 

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 @click.option(
     "--budget",
     metavar="SIZE",
-    help="4GB, 3.7GiB, plain bytes, 60% of the peak before, or min for the lowest peak there is. "
-    "Required, except for strategies that ignore it: those get 100%.",
+    help="4GB, 3.7GiB, plain bytes, 60% of the peak before, or min for the "
+    "lowest possible peak. Required unless the strategy ignores it (then 100%).",
 )
 @click.option(
     "-o", "--output", type=PATH, help="A file, or - for stdout.  [default: MODEL.memplan.onnx]"
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     shell_complete=strategy_names,
     help="How to choose what to recompute; 'memplan strategies' lists them.",
 )
-@session_option("How the result will be loaded: tuned, or with every option on its default.")
+@session_option("How the result will be loaded: tuned, or with default options.")
 @provider_option("The execution provider to plan for.")
 @state_option
 @click.option(
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     default="all",
     show_default=True,
     metavar="NAMES",
-    help="Free savings first: all, none, or names out of "
+    help="Free savings first: all, none, or some of "
     "elide,prune,release,masks,narrow,order,early-update. 'all,products' also puts gradients of "
     "weights into their faster form, which takes copies; last bits may differ.",
 )
@@ -88,18 +88,19 @@ if TYPE_CHECKING:
     metavar="WHAT",
     help="Run parts of the step in chunks, forward and backward together: regions (around large "
     "tensors such as logits and loss), layers (the last ones, in chunks of the batch), a number of "
-    "chunks, none, or auto (what makes the plan cheapest). Results may differ in the last bits.",
+    "chunks, none, or auto (what makes the plan cheapest). For time instead of memory: cache (what "
+    "stands between two products, in chunks that fit it). Results may differ in the last bits.",
 )
 @click.option(
     "--offload",
     is_flag=True,
-    help="On CUDA, also copy tensors to the host and back where that is cheaper than to recompute "
-    "them. Experimental: no GPU has measured it.",
+    help="On CUDA, also copy tensors to the host and back where that is cheaper "
+    "than recomputing them. Experimental: never measured on a GPU.",
 )
 @click.option(
     "--host-link",
     metavar="SIZE",
-    help="Bytes per second of these copies in each direction, as 25GB.  [default: the device "
+    help="Bytes per second of these copies in each direction, as in 25GB.  [default: the device "
     "profile's]",
 )
 @click.option(
@@ -115,7 +116,7 @@ if TYPE_CHECKING:
     "--recompute",
     multiple=True,
     metavar="SELECTOR",
-    help="Recompute these in any case, as in 'blocks.*.mlp :: *'.",
+    help="Always recompute these, as in 'blocks.*.mlp :: *'.",
 )
 @click.option(
     "--scan-recompute",
@@ -125,12 +126,12 @@ if TYPE_CHECKING:
     "stacked: all, auto (what is cheap), names as in 'a+b*', none, or fit (what the budget needs; "
     "the default with --strategy auto).",
 )
-@click.option("--reserve", metavar="SIZE", help="Take this off the budget.")
+@click.option("--reserve", metavar="SIZE", help="Subtract this from the budget.")
 @click.option("--costs", type=PATH, help="Measured seconds per node (JSON), from 'profile'.")
 @click.option(
     "--profile",
     is_flag=True,
-    help="Measure the seconds per node first, which runs the model as it is.",
+    help="First measure the seconds per node, by running the model.",
 )
 @click.option("--device", metavar="NAME", help="Device profile for cost estimates.")
 @time_limit_option("Seconds for planning.", 10.0)
@@ -139,9 +140,10 @@ if TYPE_CHECKING:
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="Plan by rounds, N of every search, not by the clock: the same file on every machine.",
+    help="Plan for N rounds of every search instead of by the clock: the same "
+    "file on every machine.",
 )
-@click.option("--seed", type=click.IntRange(min=0), help="Of the search.  [default: 0]")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of the search.  [default: 0]")
 @click.option(
     "--gap",
     type=click.FloatRange(min=0),
@@ -153,17 +155,17 @@ if TYPE_CHECKING:
 @click.option(
     "--plan-out",
     type=PATH,
-    help="Also write the plan as JSON: every tensor and what becomes of it, to commit and replay.",
+    help="Also write the plan as JSON, to commit and replay: every tensor and what becomes of it.",
 )
 @click.option(
     "--plan",
     type=PATH,
-    help="Apply this plan instead of looking for one: the same file on an unchanged graph.",
+    help="Apply this plan instead of searching: the same file on an unchanged graph.",
 )
 @click.option(
     "--strict",
     is_flag=True,
-    help="With --plan: refuse a graph that is not the one that the plan was made for.",
+    help="With --plan: refuse any graph but the one the plan was made for.",
 )
 @click.option("--dry-run", is_flag=True, help="Plan and verify, but write nothing.")
 @report_options(output=None, format_help="Form of the report on stdout.")
@@ -284,14 +286,14 @@ def _check_plan_files(
 
     plan, plan_out = read[1], written[1]
     if ctx.params["strict"] and plan is None:
-        raise UsageError("--strict is about the graph of a --plan", "give both, or neither")
+        raise UsageError("--strict requires --plan", "give both, or neither")
     if plan is not None:
         for param in ctx.command.params:
             given = ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
             if given and param.name in decided:
                 raise UsageError(
                     f"{param.opts[0]} is decided by the plan",
-                    f"leave it out, or plan anew without --plan {plan}",
+                    f"drop it, or plan again without --plan {plan}",
                 )
     if plan_out is not None:
         keep_apart(written[::-1], *read)

@@ -37,7 +37,7 @@ _LARGE = 1 << 30
     type=click.IntRange(min=1),
     default=100,
     show_default=True,
-    help="The last step, those before --resume among them.",
+    help="Stop after step N, counting those before --resume.",
 )
 @click.option(
     "--batch", type=click.IntRange(min=1), help="Samples per batch.  [default: as the step says]"
@@ -63,9 +63,12 @@ _LARGE = 1 << 30
     "--state",
     multiple=True,
     metavar="HOW",
-    help="in-place where that is right (the default), apart, or OUT=IN to name a pair. Repeatable.",
+    help="in-place wherever that is safe (the default), apart, or OUT=IN to name a "
+    "pair. Repeatable.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of orders and random values.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Seed of orders and random values."
+)
 @click.option(
     "--threads",
     type=click.IntRange(min=0),
@@ -74,20 +77,26 @@ _LARGE = 1 << 30
     help="Threads within an operator; 0 leaves them to the runtime.",
 )
 @click.option(
+    "--spin/--no-spin",
+    default=True,
+    show_default=True,
+    help="Threads wait for work on the processor; --no-spin on a machine that is shared.",
+)
+@click.option(
     "--shuffle/--no-shuffle", default=True, show_default=True, help="Samples, in every epoch."
 )
 @click.option(
     "--guard/--no-guard",
     default=True,
     show_default=True,
-    help="Keep the state from a loss that is not a number.",
+    help="Keep a loss that is NaN or infinite out of the state.",
 )
-@click.option("--log", type=PATH, help="A row per step: .csv, or .jsonl.")
-@click.option("--checkpoint", type=PATH, help="Where the state goes, at the end and in between.")
+@click.option("--log", type=PATH, help="Write a row per step: .csv or .jsonl.")
+@click.option("--checkpoint", type=PATH, help="Save the state here, at the end and in between.")
 @click.option(
     "--checkpoint-every", type=click.IntRange(min=1), metavar="N", help="Also after every N steps."
 )
-@click.option("--resume", is_flag=True, help="Go on from --checkpoint, if it is there.")
+@click.option("--resume", is_flag=True, help="Continue from --checkpoint, if it exists.")
 @click.option("--export-forward", type=PATH, help="The trained forward part, as .onnx.")
 @click.option("--measure", is_flag=True, help="Measure the peak of every step (profiler).")
 @report_options()

@@ -34,7 +34,7 @@ def dim_option(help: str = "Give a symbolic dimension its size.") -> Callable[[F
 
 def loss_option(function: Function) -> Function:
     """``--loss`` of a graph that has one."""
-    help = "The loss output, where memplan does not find the right one."
+    help = "The loss output, if memplan picks the wrong one."
     return click.option("--loss", metavar="NAME", help=help)(function)
 
 
@@ -240,7 +240,7 @@ def report_options(
             "-v",
             "--verbose",
             count=True,
-            help="Leave nothing out, and log to stderr; -vv: log more, and show tracebacks.",
+            help="Shorten nothing and log to stderr; -vv: log more and show tracebacks.",
         ),
         click.option(
             "--color",
@@ -280,7 +280,8 @@ def bound(dims: Sequence[str]) -> dict[str, int]:
         number = size_of_dim(size)
         if not name or number is None:
             raise UsageError(
-                f"--dim {text}: not NAME=SIZE with a size of at least 1", "for example --dim N=32"
+                f"--dim {text}: expected NAME=SIZE with a size of at least 1",
+                "as in --dim N=32",
             )
         if result.setdefault(name, number) != number:
             raise UsageError(f"--dim {name} is given twice: {result[name]} and {size}")
@@ -325,7 +326,7 @@ def one_on_stdout(output: Path | None, form: str, product: str) -> bool:
     """
     to_stdout = output is not None and is_stdout(output)
     if to_stdout and form == "json":
-        raise UsageError(f"{product} cannot both go to stdout", "give a file name to -o")
+        raise UsageError(f"{product} cannot both go to stdout", "name a file with -o")
     return to_stdout
 
 

@@ -65,13 +65,13 @@ def _words(known: tuple[str, ...]) -> Any:
     "dims",
     multiple=True,
     metavar="NAME=SIZES",
-    help="Give a symbolic dimension its sizes, with commas between: N=8,16,32.",
+    help="Give a symbolic dimension its sizes, separated by commas: N=8,16,32.",
 )
 @click.option(
     "--budget",
     "budgets",
     metavar="SIZES",
-    help="Budgets with commas between: 8GB,60%. Without any, only what MODEL takes as it is.",
+    help="Budgets separated by commas: 8GB,60%. Default: only MODEL's own peak.",
 )
 @click.option(
     "--fit",
@@ -98,7 +98,7 @@ def _words(known: tuple[str, ...]) -> Any:
     show_default=True,
     metavar="KINDS",
     callback=_words(("tuned", "default")),
-    help="How results will be loaded: tuned, default, or both with a comma between.",
+    help="How results will be loaded: tuned, default, or tuned,default.",
 )
 @click.option(
     "--provider",
@@ -107,7 +107,7 @@ def _words(known: tuple[str, ...]) -> Any:
     show_default=True,
     metavar="NAMES",
     callback=_words(("cpu", "cuda")),
-    help="The execution providers to plan for: cpu, cuda, or both with a comma between.",
+    help="The execution providers to plan for: cpu, cuda, or cpu,cuda.",
 )
 @loss_option
 @_rewrite_options
@@ -134,14 +134,14 @@ def _words(known: tuple[str, ...]) -> Any:
     type=click.Choice(["local", "dask"]),
     default="local",
     show_default=True,
-    help="Where points are computed: here, or on a Dask cluster that is there already.",
+    help="Where points are computed: here, or on a running Dask cluster.",
 )
-@click.option("--address", default="", metavar="URL", help="Of the Dask scheduler.")
+@click.option("--address", default="", metavar="URL", help="Address of the Dask scheduler.")
 @click.option(
     "--resume",
     type=PATH,
     metavar="FILE",
-    help="Keep finished points in FILE; those that it has are not computed again.",
+    help="Keep finished points in FILE and skip those already there.",
 )
 @report_options("text", "json", "csv", "html")
 def command(
@@ -213,7 +213,7 @@ def _sizes(dims: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
         found = [size_of_dim(size.strip()) for size in sizes.split(",")]
         if not name or None in found:
             raise UsageError(
-                f"--dim {text}: not NAME=SIZE,SIZE with sizes of at least 1",
+                f"--dim {text}: expected NAME=SIZE,SIZE with sizes of at least 1",
                 "for example --dim N=8,16,32",
             )
         if name in result:

@@ -45,14 +45,14 @@ from memplan_cli.shared_options import (
     "--wrt",
     metavar="GLOB",
     multiple=True,
-    help="As given to rewrite: the outputs that it removed are to be missing. Repeatable.",
+    help="As given to rewrite: expect the outputs that it removed to be missing. Repeatable.",
 )
 @time_limit_option("Seconds for all runs of one model in one process.", 600.0)
 @click.option(
     "--plain/--no-plain",
     default=True,
     show_default=True,
-    help="Also run ORIGINAL with every option on its default.",
+    help="Also run ORIGINAL with default options.",
 )
 @report_options()
 def command(

@@ -40,9 +40,9 @@ from memplan.units import counted, format_bytes
 SCHEMA = "memplan.analysis/1"
 # Raised whenever the memory model changes, so that a lock never reads that as a regression.
 ACCOUNTING_VERSION = 5
-NO_BACKWARD = "there is no backward part, so nothing is kept for one and nothing can be recomputed"
+NO_BACKWARD = "the graph has no backward part, so there is nothing to recompute"
 _LOOPS_AS_THEY_ARE = (
-    "the floor is that of the loops as they are; with less stored by their steps "
+    "the floor counts loops as they are; if their steps store less "
     "(rewrite --scan-recompute) it may be lower"
 )
 _PATTERNS_INSIDE = (

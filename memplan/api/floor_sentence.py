@@ -24,7 +24,7 @@ class FloorReport:
 
     ``nbytes``: with workspace, which budgets are held against; ``tensor_bytes``: without.
     ``reason``: what sets it. ``lowered_by``: the only moves that could lower it. ``next_bytes``:
-    where it lies at least then, as far as ``next_reason`` sets it.
+    the lowest that it can be then, as ``next_reason`` sets that.
     """
 
     nbytes: int
@@ -37,12 +37,10 @@ class FloorReport:
     @property
     def line(self) -> str:
         """All of it as a sentence."""
-        beside = ""
-        if self.nbytes > self.tensor_bytes:
-            beside = f" ({format_bytes(self.tensor_bytes)} without kernel workspace)"
         return (
-            f"floor {format_bytes(self.nbytes)}{beside}: {self.reason}; lower only by "
-            f"{self.lowered_by}, then {format_bytes(self.next_bytes)}: {self.next_reason}"
+            f"floor {format_bytes(self.nbytes)}, set by {self.reason}. To go lower: "
+            f"{self.lowered_by}; the next limit is {format_bytes(self.next_bytes)} "
+            f"({self.next_reason})"
         )
 
     def as_json(self) -> dict[str, object]:
@@ -83,7 +81,7 @@ def floor_report(
         pin.describe(graph),
         _way(graph, outputs, new_values or {}, chunked),
         resident + following.nbytes,
-        following.describe(graph),
+        following.where(graph),
     )
 
 
@@ -100,9 +98,9 @@ def _by_outputs(graph: Graph, pin: Pin) -> bool:
 
 def _way(graph: Graph, outputs: bool, new_values: Mapping[str, str], chunked: bool) -> str:
     if outputs and new_values and graph.state is None:
-        return "new values in the memory of the old ones (--state in-place)"
+        return "--state in-place, which updates weights where they lie"
     if outputs:
-        return "fewer outputs that are held to the end (--wrt, or an optimizer in the step)"
+        return "fewer outputs (--wrt), or an optimizer in the step"
     if chunked:
-        return "smaller sizes (no region for --chunk is left that would lower it)"
-    return "tensors of that size in chunks (--chunk auto, where an axis divides) or smaller sizes"
+        return "smaller dimensions (--chunk has nothing left to divide)"
+    return "--chunk auto or smaller dimensions"

@@ -58,7 +58,7 @@ def settle(
         given = getattr(options, name)
         if given not in known:
             near = did_you_mean(given, known)
-            raise UsageError(f"{name} is {given!r}", f"{near}it may be: {', '.join(known)}")
+            raise UsageError(f"{name} is {given!r}", f"{near}expected one of: {', '.join(known)}")
 
 
 def check_most(given: Mapping[str, int | None]) -> None:

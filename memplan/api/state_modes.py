@@ -72,7 +72,7 @@ def parse_state(values: Sequence[str]) -> StateRequest:
         output, found, given = value.partition("=")
         if not found or not output:
             raise UsageError(
-                f"--state {value}: that is neither {IN_PLACE} nor {APART} nor OUT=IN",
+                f"--state {value}: expected {IN_PLACE}, {APART} or OUT=IN",
                 "OUT is the graph output that is the next value of the input IN",
             )
         pairs[output] = given
@@ -101,7 +101,7 @@ def settled(model: OpenModel, session: SessionKind, values: Sequence[str]) -> Op
     if request.policy == IN_PLACE and plain:
         raise UsageError(
             "--state in-place is for tuned sessions",
-            "in a plain session nobody knows which node reads a weight last; leave out one of "
+            "a plain session does not say which node reads a weight last; drop one of "
             "--session default and --state",
         )
     wanted = request.policy or (metadata.get(STATE) if not plain else APART)

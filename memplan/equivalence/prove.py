@@ -1,10 +1,46 @@
 """The proof: every node of a graph against a reference graph.
 
-Every node must compute what a node of the reference computes (same operator, attributes and terms:
-kept, or recomputed where another does so already), or be explained by a rule of
-:mod:`memplan.equivalence.rewrite_rules` or be a pin. Every output must have the term that it has in
-the reference. Then both graphs give the same bits for all inputs, as far as operators that are no
-random or unknown ones give the same bits twice; each of the latter runs as often as it did.
+**Why a proof.** A rewritten file that runs and gives the same numbers has shown something about one
+set of inputs, one build of the runtime and one machine. What a user wants to know is that it
+computes the same for *all* inputs. For that, both files are enough: a rewrite repeats nodes, moves
+them and adds a few of known kinds, so its file can be explained node by node. This module explains
+it, without the plan and without a word of ``rewrite``'s notes but the level of fusions, dimensions
+and the kind of session. A planner with a bug, or a file edited by hand, meets the same questions.
+
+**How: value numbering.** Every tensor of both files gets a *term*: the operator, its attributes and
+the terms of what it reads (:mod:`memplan.equivalence.terms`). Equal terms get equal numbers, and
+equal numbers are equal bits, as far as a kernel gives the same bits twice. Both graphs are numbered
+by the same code with the same table, the reference first. Names, order and repetition are not in a
+term, so a recomputed node has the number of the node that it repeats, which is the whole proof of
+it. Compilers number values to find what is redundant; here what is redundant on purpose is found to
+be nothing else.
+
+**What must hold.** Every node computes what a node of the reference computes (*kept*, or
+*recomputed* where another does so already), or is explained by a rule of
+:mod:`memplan.equivalence.rewrite_rules`, or is a pin. Every output has the term that it has in the
+reference. A node that draws random numbers or has effects is told apart by its turn: each of them
+runs as often as it did, and in the same order among its kind. What the reference knows of shapes
+goes with the terms, so the other graph's own statements are never believed.
+
+**Rules** are few and each proves a family: a fence, a shortened view, Dropout rebuilt from its
+mask, a mask read from an output, a packed mask (every element has a bit of its own and comes back),
+whole numbers through a narrower type (interval arithmetic), chunks (axis rules: a slice is a part,
+parts joined without a gap are the whole). A rule that is wrong proves wrong files, so every one has
+files that look right and are not, and the proof has to refuse all of them
+(``tests/unit/equivalence``).
+
+**Up to rounding.** Sums in another order are equal in arithmetic and not in bits. They are never
+*proved*: the terms concerned are listed as assumed up to rounding, and the verdict says so. Nor is
+a kernel a function of its inputs' values alone, as measurements showed: one for the CPU packs a
+weight that is a constant and then adds in another order, a product that a loop makes step by step
+is the slice of the whole product only up to 128 terms, and a ``MaxPool`` that does not list its
+indices is another kernel, which treats NaN otherwise. All of it is a table now, measured with
+special values and with 1, 2 and 4 threads.
+
+**What it does not do.** It says nothing of memory, and nothing of what a kernel really computes:
+``validate`` runs both files as well, and where runs contradict the proof, that is a finding that
+names the outputs. A changed loop is followed step by step where its states and sequences can be;
+where they cannot, it is named as assumed, and its equality rests on the runs.
 """
 
 from __future__ import annotations

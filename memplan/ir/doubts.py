@@ -74,7 +74,7 @@ def sound_contract(
         raise ModelError(
             f"{model}: what it says of its inputs and outputs cannot be true: {refused[0]}{more}",
             "mend its metadata (memplan.roles, memplan.new_values, memplan.gradients), or say whose"
-            " next value an output is: --state OUT=IN; OUT= for nobody's",
+            " next value an output is: --state OUT=IN; OUT= if it is no state",
         )
     return weighed
 
@@ -102,7 +102,7 @@ def _one_to_one(contract: Contract) -> None:
             raise UsageError(
                 f"outputs '{claimed[given]}' and '{output}' are both the next value of '{given}'",
                 f"say whose next value '{output}' is: state={{'{output}': NAME}} or --state "
-                f"{output}=NAME; '' says that it is nobody's",
+                f"{output}=NAME; '' says that it is no state",
             )
         claimed[given] = output
 

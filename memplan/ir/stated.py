@@ -191,7 +191,7 @@ class _Reader:
                 continue
             missing = out if out not in made else given if given not in self.inputs else None
             if missing is not None:
-                self._refuse(f"'{out}' is {what} of '{given}', and there is no '{missing}'")
+                self._refuse(f"'{out}' is {what} of '{given}', but '{missing}' does not exist")
             elif not alike(made[out], self.inputs[given]) or out == given:
                 self._refuse(f"'{out}' is {what} of '{given}', of another type or shape")
             elif given in of:

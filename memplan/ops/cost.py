@@ -19,6 +19,7 @@ from memplan.ops.kernels import COPY_OPS
 from memplan.ops.memory import semantics
 
 _PCIE_4 = "PCIe 4.0 x16: 31.5 GB/s each way (PCI-SIG, 16 GT/s, 128b/130b); about 85% of that"
+_PCIE_5 = "PCIe 5.0 x16: 63 GB/s each way (PCI-SIG, 32 GT/s, 128b/130b); about 85% of that"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,16 @@ DEVICES = {
         2e-6,
         "NVIDIA H200 SXM data sheet (2024): 67 TFLOP/s float32, 4.8 TB/s; about 85-90% of both",
         53.6e9,
-        "PCIe 5.0 x16: 63 GB/s each way (PCI-SIG, 32 GT/s, 128b/130b); about 85% of that",
+        _PCIE_5,
+    ),
+    "h100": Device(
+        "h100",
+        60e12,
+        2.8e12,
+        2e-6,
+        "NVIDIA H100 SXM data sheet (2023): 67 TFLOP/s float32, 3.35 TB/s; about 85-90% of both",
+        53.6e9,
+        _PCIE_5,
     ),
     "a100": Device(
         "a100",

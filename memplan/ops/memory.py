@@ -8,13 +8,37 @@ nor in-place, which can only over-count, and is named among the assumptions.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
 from memplan.ops.book import CONTROL_FLOW_OPS, EFFECT_OPS, RANDOM_OPS, operator
 from memplan.ops.kernels import COPY_OPS
+from memplan.units import counted
+
+RANDOM, EFFECTS, BODY = (
+    "draws random numbers",
+    "has effects beyond its outputs",
+    "has a body (control flow)",
+)
+COPIES = "copies between device and host"
+UNKNOWN = "unknown operator: it may draw random numbers or have effects"
+EAGER = "runs as soon as its input is there"
+NO_TENSORS = "handles strings, sequences or optionals"
+_KINDS: Mapping[str, tuple[str, str]] = {
+    RANDOM: ("random operator", ""),
+    EFFECTS: ("operator with side effects", "operators with side effects"),
+    BODY: ("control-flow operator", ""),
+    COPIES: ("copy between device and host", "copies between device and host"),
+    UNKNOWN: ("unknown operator", ""),
+    EAGER: ("reader of shapes", "readers of shapes"),
+    NO_TENSORS: (
+        "operator on strings, sequences or optionals",
+        "operators on strings, sequences or optionals",
+    ),
+}
 
 
 def packed_inputs(key: str, provider: str) -> tuple[int, ...]:
@@ -85,17 +109,26 @@ def shared_buffers(key: str) -> tuple[tuple[int, int], ...]:
     return tuple(dict.fromkeys([*measured, *operator(key).shares]))
 
 
+def in_kinds(reasons: Iterable[str]) -> str:
+    """``19 random operators, 2 control-flow operators``: what is never recomputed, by reason."""
+    counts = Counter(reasons).items()
+    return ", ".join(
+        counted(count, *_KINDS[reason]) if reason in _KINDS else f"{count:,} × {reason}"
+        for reason, count in counts
+    )
+
+
 def refusal(key: str, provider: str = "cpu") -> str | None:
     """Why an operator is never recomputed, or None if recomputing it gives the same bits."""
     if key in RANDOM_OPS:
-        return "draws random numbers"
+        return RANDOM
     if key in EFFECT_OPS:
-        return "has effects beyond its outputs"
+        return EFFECTS
     if key in CONTROL_FLOW_OPS:
-        return "has a body (control flow)"
+        return BODY
     if key.removeprefix(":") in COPY_OPS:
-        return "copies between device and host"
+        return COPIES
     # The CPU table is the widest; an operator in it is a plain function of its inputs anywhere.
     if key not in semantics("cpu").known and key not in semantics(provider).known:
-        return "unknown operator: it may draw random numbers or have effects"
+        return UNKNOWN
     return None

@@ -75,7 +75,7 @@ class Elide:
     """``rounds``: looks at the graph, each at what the one before left."""
 
     name: ClassVar[str] = "elide"
-    summary: ClassVar[str] = "copies that copy nothing, and views of views"
+    summary: ClassVar[str] = "redundant copies, and views of views"
     rounds: int = _ROUNDS
 
     def apply(self, model: OpenModel, timeline: Timeline) -> Applied:

@@ -14,12 +14,14 @@ from memplan.simulate.timeline import Timeline
 class Applied:
     """What a pass makes of a model: the same object where it found nothing to do.
 
-    ``note`` says what was done, in a few words; ``chunks`` what went into chunks.
+    ``note`` says what was done, in a few words; ``chunks`` what went into chunks. ``judged``: the
+    pass has held the peak against the one before itself.
     """
 
     model: OpenModel
     note: str = ""
     chunks: tuple[ChunkDecision, ...] = ()
+    judged: bool = False
 
 
 class Pass(Protocol):

@@ -95,9 +95,7 @@ def parse_passes(text: str) -> tuple[str, ...]:
     if ALL in wanted:
         wanted = wanted - {ALL} | {*NAMES}
     for name in sorted(wanted.difference(KNOWN)):
-        raise UsageError(
-            f"there is no pass '{name}'", f"passes: {', '.join(KNOWN)}; or all, or none"
-        )
+        raise UsageError(f"unknown pass '{name}'", f"passes: {', '.join(KNOWN)}; or all, or none")
     return tuple(name for name in KNOWN if name in wanted)
 
 
@@ -112,7 +110,7 @@ def make_passes(
     """
     if wrt and Prune.name not in names:
         raise UsageError(
-            "--wrt is what the pass 'prune' goes by, and --passes leaves it out",
+            "--wrt requires the pass 'prune', which --passes leaves out",
             "add prune to --passes",
         )
     known: dict[str, Pass] = {
@@ -173,7 +171,7 @@ class PassManager:
         steps: list[PassStep] = []
         for each in self.passes:
             if each.name in _SPARED and deadline is not None and deadline.passed:
-                note = "left out: no time left for it"
+                note = "left out: no time left"
                 steps.append(PassStep(each.name, model, timeline, changed=False, note=note))
                 continue
             step = _run(each, model, timeline)
@@ -190,8 +188,8 @@ def _run(each: Pass, model: OpenModel, timeline: Timeline) -> PassStep:
     before, after = model.graph, found.model.graph
     simulated = simulate(after, timeline.session)
     outputs = _missing(before, before.outputs, after, after.outputs)
-    if not outputs and not peak_did_not_rise(simulated, timeline):
-        note = "left out: a peak would rise"
+    if not outputs and not found.judged and not peak_did_not_rise(simulated, timeline):
+        note = "left out: it would raise the peak"
         return PassStep(each.name, model, timeline, changed=False, note=note)
     inputs = _missing(before, before.inputs, after, after.inputs)
     return PassStep(

@@ -62,11 +62,11 @@ class Narrow:
     """``any_price``: also where the casts are estimated to cost more than they save."""
 
     name: ClassVar[str] = "narrow"
-    summary: ClassVar[str] = "indices in the least type that holds them"
+    summary: ClassVar[str] = "indices in the smallest type that holds them"
     any_price: bool = False
 
     def apply(self, model: OpenModel, timeline: Timeline) -> Applied:
-        """The model with what is kept of whole numbers narrowed, where the peak falls by it."""
+        """The model with what is kept of integers narrowed, where the peak falls by it."""
         done = 0
         for _ in range(_ROUNDS):
             worth = peak_fell if self.any_price else is_worth_it
@@ -75,7 +75,7 @@ class Narrow:
                 break
             model, timeline, count = found
             done += count
-        return Applied(model, f"{counted(done, 'tensor')} of whole numbers" if done else "")
+        return Applied(model, f"{counted(done, 'tensor')} of integers" if done else "")
 
 
 def is_worth_it(after: Timeline, before: Timeline) -> bool:

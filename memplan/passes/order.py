@@ -33,7 +33,7 @@ class Order:
     """
 
     name: ClassVar[str] = "order"
-    summary: ClassVar[str] = "the node order of least peak, nothing recomputed"
+    summary: ClassVar[str] = "the node order with the lowest peak, nothing recomputed"
     seconds: float = 2.0
     rounds: int = 0
     seed: int = 0
@@ -41,7 +41,7 @@ class Order:
     def apply(self, model: OpenModel, timeline: Timeline) -> Applied:
         """The model in a lower order, if the search finds one (tuned sessions only)."""
         if timeline.session.reuse or not timeline.session.priority_order:
-            return Applied(model, note="a default session has an order of its own")
+            return Applied(model, note="a default session chooses its own order")
         # numba is slow to import: only where an order is wanted.
         from memplan.planning.planner import PlanRequest, prepare
         from memplan.solver.order.lowest import LowestOptions, lowest_order
@@ -105,7 +105,7 @@ class EarlyUpdate:
         if moved is model:
             return Applied(model)
         if not peak_fell(simulate(moved.graph, timeline.session), timeline):
-            return Applied(model, note=f"{len(updates)} update nodes stay: no lower peak by it")
+            return Applied(model, note=f"{len(updates)} update nodes stay, as no peak falls")
         return Applied(moved, note=f"{len(updates)} update nodes")
 
 

@@ -33,7 +33,7 @@ class Prune:
     """
 
     name: ClassVar[str] = "prune"
-    summary: ClassVar[str] = "what reaches no wanted output, and the stashes that only it held"
+    summary: ClassVar[str] = "nodes that reach no requested output, and what only they held"
     wrt: tuple[str, ...] = ()
 
     def apply(self, model: OpenModel, timeline: Timeline) -> Applied:
@@ -123,5 +123,5 @@ def _optional(node: Node) -> list[int]:
 def _note(nodes: int, results: int) -> str:
     """What went, in a few words."""
     parts = [counted(nodes, "node")] if nodes else []
-    parts += [f"{counted(results, 'result')} that nothing reads"] if results else []
+    parts += [f"{counted(results, 'unused result')}"] if results else []
     return ", ".join(parts)

@@ -11,6 +11,8 @@ import numpy as np
 from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.ops.book import RANDOM_OPS, SHAPE_READERS, operator
 from memplan.ops.memory import (
+    EAGER,
+    NO_TENSORS,
     MemorySemantics,
     has_effects,
     refusal,
@@ -270,9 +272,9 @@ def _refusals(graph: Graph, provider: str) -> dict[int, str]:
     for node in graph.nodes:
         reason = refusal(node.key, provider)
         if node.key in SHAPE_READERS:
-            reason = "runs as soon as its input is there"
+            reason = EAGER
         if any(not graph.tensors[t].counted for t in (*node.reads, *node.writes)):
-            reason = "handles strings, sequences or optionals"
+            reason = NO_TENSORS
         if reason is not None:
             found[node.id] = reason
     return found

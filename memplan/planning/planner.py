@@ -346,8 +346,8 @@ def _below_floor(prepared: Prepared) -> InfeasibleError:
     reason = prepared.floor.loaded.describe(prepared.request.graph)
     return InfeasibleError(
         f"budget {prepared.request.budget_bytes:,} B is below the floor {need:,} B "
-        f"({format_bytes(need)}): no order and no recomputation can reach it",
-        f"resident {format_bytes(prepared.resident_bytes)}; {reason}",
+        f"({format_bytes(need)}), which no order and no recomputation can go below",
+        f"{format_bytes(prepared.resident_bytes)} is resident; the rest is set by {reason}",
     )
 
 
@@ -356,14 +356,14 @@ def _not_found(prepared: Prepared, decision: Decision, proven: bool) -> Infeasib
     need = prepared.resident_bytes + prepared.floor.with_workspace
     if proven:
         return InfeasibleError(
-            f"no order and no recomputation keeps {prepared.request.budget_bytes:,} B: that is "
-            f"proven; the lowest peak reached is {reached:,} B ({format_bytes(reached)})",
+            f"no order and no recomputation fits {prepared.request.budget_bytes:,} B (proved); "
+            f"the lowest peak reached is {reached:,} B ({format_bytes(reached)})",
             _what_works(prepared, reached),
         )
     return InfeasibleError(
         f"no plan found within {prepared.request.budget_bytes:,} B; the lowest peak reached is "
         f"{reached:,} B ({format_bytes(reached)})",
-        f"{_what_works(prepared, reached)}; the certified floor is {need:,} B: "
+        f"{_what_works(prepared, reached)}; the certified floor is {need:,} B, set by "
         f"{prepared.floor.loaded.describe(prepared.request.graph)}",
     )
 
@@ -372,7 +372,7 @@ def _what_works(prepared: Prepared, reached: int) -> str:
     """The budget to try next. It is no promise: with more room a strategy takes other steps, which
     may end above what it reached with less; and plain sessions need room between buffers."""
     if prepared.request.session.name == "default":
-        return "a plain session takes more than that: try a larger budget, or --session tuned"
+        return "a plain session needs more than that: try a larger budget or --session tuned"
     return f"try {reached:,} B, or a little more"
 
 
@@ -381,6 +381,6 @@ def _over(prepared: Prepared, decision: Decision, strategy: str) -> InfeasibleEr
     return InfeasibleError(
         f"strategy '{strategy}' reaches a peak of {reached:,} B ({format_bytes(reached)}), above "
         f"the budget of {prepared.request.budget_bytes:,} B",
-        f"it makes the same plan for every budget: give {reached:,} B or more, or take another "
+        f"it makes the same plan for every budget: allow {reached:,} B or more, or use another "
         "strategy (--strategy auto)",
     )

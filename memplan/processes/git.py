@@ -79,14 +79,12 @@ class Repository:
 
     def _no_commit(self, ref: str) -> UsageError | RuntimeUnavailableError:
         if self._line("rev-parse", "--verify", "--quiet", f"origin/{ref}^{{commit}}") is not None:
-            return UsageError(f"--base {ref}: there is no such commit", f"--base origin/{ref}")
+            return UsageError(f"--base {ref}: unknown commit", f"--base origin/{ref}")
         if self._is_shallow():
             return RuntimeUnavailableError(
                 f"--base {ref}: this clone is shallow and holds no such commit", _SHALLOW_HINT
             )
-        return UsageError(
-            f"--base {ref}: there is no such commit", "git branch --all lists the branches"
-        )
+        return UsageError(f"--base {ref}: unknown commit", "git branch --all lists the branches")
 
     def _is_shallow(self) -> bool:
         return self._line("rev-parse", "--is-shallow-repository") == "true"

@@ -239,7 +239,7 @@ def _dask_client(address: str) -> Iterator[Client]:
     except (OSError, ValueError) as error:
         where = f"at {address}" if address else "in this process"
         raise RuntimeUnavailableError(
-            f"there is no Dask scheduler {where}: {error}",
+            f"no Dask scheduler {where}: {error}",
             "give the address of one: --address tcp://HOST:8786",
         ) from None
     try:

@@ -68,7 +68,7 @@ def _no_room(error: OSError) -> RuntimeUnavailableError:
     where = tempfile.tempdir or "any of the usual places"
     return RuntimeUnavailableError(
         f"temporary files cannot be written in {where}: {error.strerror or error}",
-        "make room there, or let TMPDIR name a folder that has some",
+        "free some space there, or set TMPDIR to a folder with space",
     )
 
 

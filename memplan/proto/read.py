@@ -133,7 +133,7 @@ def check_structure(model: onnx.ModelProto, path: Path) -> None:
         if is_standard(opset.domain) and opset.version < MINIMUM_OPSET:
             raise ModelError(
                 f"{path} uses opset {opset.version}; memplan reads opset {MINIMUM_OPSET} and newer",
-                "convert it with onnx.version_converter, as onnxruntime answers for no older one",
+                "convert it with onnx.version_converter",
             )
         if opset.version > _LARGEST_VERSION:
             raise ModelError(

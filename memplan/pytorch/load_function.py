@@ -26,7 +26,7 @@ def split_target(target: str) -> tuple[Path, str]:
         raise UsageError(f"'{target}' does not name a file and a function", _FORM)
     path = Path(file)
     if not path.is_file():
-        raise UsageError(f"there is no file {file}", _FORM)
+        raise UsageError(f"{file} does not exist", _FORM)
     return path, name
 
 

@@ -99,9 +99,9 @@ def _solve(joint: Joint, options: SolverOptions) -> _Solved:
 def _below_floor(encoded: EncodedJoint, budget: int) -> InfeasibleError:
     need = encoded.joint.resident_bytes + encoded.floor.nbytes
     return InfeasibleError(
-        f"budget {budget:,} B is below the floor {need:,} B ({format_bytes(need)}): no order and "
-        "no recomputation can reach it",
-        f"resident {format_bytes(encoded.joint.resident_bytes)}; the rest is for "
+        f"budget {budget:,} B is below the floor {need:,} B ({format_bytes(need)}), which no order "
+        "and no recomputation can go below",
+        f"{format_bytes(encoded.joint.resident_bytes)} is resident; the rest is set by "
         f"{encoded.floor.reason}",
     )
 
@@ -111,7 +111,7 @@ def _not_found(encoded: EncodedJoint, budget: int, reached: int) -> InfeasibleEr
     return InfeasibleError(
         f"no plan found within {budget:,} B; the lowest peak reached is {reached:,} B "
         f"({format_bytes(reached)})",
-        f"try {reached:,} B, or a little more; the certified floor is {need:,} B: "
+        f"try {reached:,} B, or a little more; the certified floor is {need:,} B, set by "
         f"{encoded.floor.reason}",
     )
 

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from memplan.ops.memory import in_kinds
+from memplan.planning.certificate import certificate, no_bound
 from memplan.units import counted, format_bytes, printable
 
 SCHEMA = "memplan.torch_plan/1"
@@ -150,21 +152,14 @@ class TorchReport:
         return lines
 
     def _how_good(self) -> str:
-        if self.bound_kind.startswith(("none", "trivial")):
-            if not self.recomputed:
-                return "nothing is recomputed"
-            return f"how much less a plan could cost is not known ({self.bound_kind})"
-        return (
-            f"no plan takes less than {100 * self.bound_fraction:.2f}% ({self.bound_kind}), so "
-            f"this one is at most {100 * self.gap:.2f} points from the best"
-        )
+        if not self.recomputed and no_bound(self.bound_kind):
+            return "nothing recomputed"
+        return certificate(self.extra_cost_fraction, self.bound_fraction, self.bound_kind)
 
     def _never(self) -> list[str]:
-        reasons = Counter(self.refusals.values())
-        if not reasons:
+        if not self.refusals:
             return []
-        told = ", ".join(f"{count} x {reason}" for reason, count in sorted(reasons.items()))
-        return [f"never recomputed: {told}"]
+        return [f"never recomputed: {in_kinds(self.refusals.values())}"]
 
 
 def _by_module(what: str, tensors: tuple[TensorDecision, ...]) -> list[str]:

@@ -55,7 +55,7 @@ def load(
         name = each if isinstance(each, str) else each[0]
         if name not in known:
             near = did_you_mean(name, known)
-            raise UsageError(f"there is no execution provider {name!r}", f"{near}e.g. {known[-1]}")
+            raise UsageError(f"unknown execution provider {name!r}", f"{near}e.g. {known[-1]}")
     given = path.SerializeToString() if isinstance(path, onnx.ModelProto) else str(path)
     return onnxruntime.InferenceSession(given, _options(metadata), providers=list(chosen))
 

@@ -113,7 +113,7 @@ def run_child(
         if death is None:
             raise RuntimeUnavailableError(
                 f"{what} took more than {time_limit:g} s and was stopped",
-                "give it longer with --time-limit, or look for a Loop that does not end",
+                "give it longer with --time-limit, or look for a Loop that never ends",
             )
         result = _answered(answer_path)
         if result is None:

@@ -16,7 +16,8 @@ class RunRequest:
     """How to run a model.
 
     ``session`` is ``tuned`` or ``default``, ``provider`` ``cpu`` or ``cuda``; ``dims`` bind
-    symbolic dimensions; ``runs`` are timed; ``threads`` 0 leaves their number to the runtime.
+    symbolic dimensions; ``runs`` are timed; ``threads`` 0 leaves their number to the runtime;
+    without ``spin`` they sleep while they have nothing to do.
     ``in_place`` and ``second``: output → input of the outputs that are bound onto the memory of the
     input, and onto a second buffer.
     """
@@ -27,6 +28,7 @@ class RunRequest:
     runs: int = 5
     seed: int = 0
     threads: int = 0
+    spin: bool = True
     provider_options: Mapping[str, str] = field(default_factory=dict)
     in_place: Mapping[str, str] = field(default_factory=dict)
     second: Mapping[str, str] = field(default_factory=dict)

@@ -29,7 +29,7 @@ class GrowthMeter:
     """Takes the marks of a :class:`ProcessGrowth`: made before the load."""
 
     def __init__(self) -> None:
-        self._begin, self._started = _status("VmRSS"), time.perf_counter()
+        self._begin, self._started = resident_bytes(), time.perf_counter()
         self._loaded, self._seconds = self._begin, 0.0
 
     def loaded(self) -> None:
@@ -51,19 +51,21 @@ def reset_peak_rss() -> int:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return peak_rss()
-    return _status("VmRSS")
+    return resident_bytes()
 
 
 def peak_rss() -> int:
     """The highest value since then, in bytes."""
-    if high := _status("VmHWM"):
+    if high := resident_bytes("VmHWM"):
         return high
     import resource  # Windows has none
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _status(field: str) -> int:
+def resident_bytes(field: str = "VmRSS") -> int:
+    """The present value, or of another field of ``/proc/self/status`` (``VmHWM``: the highest); 0
+    where there is none."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

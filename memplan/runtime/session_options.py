@@ -35,7 +35,7 @@ def session_options(kind: str = "tuned", dims: Mapping[str, int] | None = None) 
     elif kind == "default":
         return options
     else:
-        raise ValueError(f"no session kind '{kind}'")
+        raise ValueError(f"unknown session kind '{kind}'")
     for name, value in (dims or {}).items():
         options.add_free_dimension_override_by_name(name, value)
     return options

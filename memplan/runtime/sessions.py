@@ -38,6 +38,8 @@ def open_session(
     # so that two draws in each other's place would go unnoticed.
     ort.set_seed(request.seed + _FIRST_SEED)
     options.intra_op_num_threads = request.threads
+    if not request.spin:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     settings = {**request.provider_options, **(more or {})}
     session = ort.InferenceSession(
         model, options, providers=[(provider, settings)], disabled_optimizers=disabled

@@ -194,7 +194,7 @@ def inline_functions(
     if model.functions:
         notes.append(
             f"{len(model.functions)} model-local functions are inlined where they are called, as "
-            "rewrite writes them; a session on this very file runs their nodes later"
+            "rewrite writes them; a session on this file runs their nodes later"
         )
         require_inlinable(model)
         try:
@@ -212,7 +212,7 @@ def inline_functions(
         if not wanted:
             break
         notes.append(
-            f"{', '.join(wanted)} inlined in place, as rewrite writes them; a session on this very "
+            f"{', '.join(wanted)} inlined in place, as rewrite writes them; a session on this "
             "file runs their nodes later"
         )
         try:

@@ -150,7 +150,7 @@ class Explainer:
         if buffer.is_output:
             return "graph output, held to the end"
         if not readers:
-            return "nobody reads it: held to the end"
+            return "unused: held to the end"
         if not later:
             return f"in use by {self._node_at(readers[-1])}"
         more = f" and {len(later) - 1} more" if len(later) > 1 else ""

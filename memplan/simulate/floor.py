@@ -15,7 +15,9 @@ from memplan.ops.memory import MemorySemantics, semantics
 from memplan.simulate.allocation import is_resident
 from memplan.simulate.growing_sets import EMPTY, GrowingSets
 from memplan.simulate.timeline import Timeline
-from memplan.units import format_bytes
+from memplan.units import format_bytes, listed
+
+_NAMED = 3  # tensors of a pin
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +48,19 @@ class Pin:
 
     def describe(self, graph: Graph) -> str:
         """What pins the floor, in one line."""
-        largest = sorted(self.tensors, key=lambda t: -graph.tensors[t].nbytes)[:3]
-        names = ", ".join(
-            f"{graph.tensors[t].name} ({format_bytes(graph.tensors[t].nbytes)})" for t in largest
-        )
-        more = f" and {len(self.tensors) - 3} more" if len(self.tensors) > 3 else ""
+        names = [
+            f"{graph.tensors[t].name} ({format_bytes(graph.tensors[t].nbytes)})"
+            for t in sorted(self.tensors, key=lambda t: -graph.tensors[t].nbytes)
+        ]
         if self.node == ABSENT:
-            return f"the graph outputs, held at the end: {names}{more}"
-        node = graph.nodes[self.node]
-        return f"{node.op} {node.name} needs at once: {names}{more}"
+            return f"{self.where(graph)}, held to the end: {listed(names, _NAMED)}"
+        return f"{self.where(graph)}, which needs {listed(names, _NAMED)} at once"
+
+    def where(self, graph: Graph) -> str:
+        """The node, or the end of the step."""
+        if self.node == ABSENT:
+            return "the graph outputs"
+        return f"{graph.nodes[self.node].op} {graph.nodes[self.node].name}"
 
 
 def structural_floor(

@@ -51,4 +51,4 @@ def session_kind(name: str, provider: str = "cpu") -> SessionKind:
 def _require(what: str, name: str, known: Sequence[str]) -> None:
     if name not in known:
         near = did_you_mean(name, known)
-        raise UsageError(f"there is no {what} {name!r}", f"{near}{what}s: {', '.join(known)}")
+        raise UsageError(f"unknown {what} {name!r}", f"{near}{what}s: {', '.join(known)}")

@@ -250,7 +250,7 @@ def _sums(step: StepFile, update: StepFile) -> dict[str, str]:
     alone = [LOSS_SCALE] if step.scales_loss != update.scales_loss else []
     if missing or alone or not made:
         only = [*missing, *alone]
-        what = f"'{only[0]}' is in one of them only" if only else "there are no gradients"
+        what = f"'{only[0]}' is in one of them only" if only else "no gradients"
         raise ModelError(
             f"{step.path} and {update.path} do not belong together: {what}",
             "memplan grad --update-output writes two that do",

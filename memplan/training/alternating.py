@@ -267,7 +267,7 @@ def _key(step: str, slot: Slot) -> str:
 
 def _require_step(name: str, known: Mapping[str, object]) -> None:
     if name not in known:
-        raise UsageError(f"there is no step '{name}'", f"steps: {', '.join(known)}")
+        raise UsageError(f"unknown step '{name}'", f"steps: {', '.join(known)}")
 
 
 def _require_known(

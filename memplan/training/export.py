@@ -24,7 +24,7 @@ from memplan.proto.write import check_output, spare, write_model
 from memplan.runtime.archive import BFLOAT16
 from memplan.shapes.tensor_type import FLOATS
 from memplan.simulate.opened import OpenModel
-from memplan.training.evaluation import use_running_statistics
+from memplan.training.evaluation import use_running_statistics, without_counter_masks
 from memplan.training.step_file import StepFile, opened_step
 
 Array = npt.NDArray[Any]
@@ -83,6 +83,7 @@ def export_forward(
     kept = use_running_statistics(proto, wanted, step, model.graph)
     _keep_what_makes(proto, wanted, model)
     _evaluate(proto)
+    without_counter_masks(proto.graph)
     _keep_what_makes(proto, wanted, model)
     _fill(proto, step, state)
     if step.folder is not None:

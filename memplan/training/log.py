@@ -172,7 +172,7 @@ def _foreign(path: Path, line: int) -> UsageError:
 
 def _without_checkpoint(path: Path) -> UsageError:
     return UsageError(
-        f"{path} has rows, and there is no checkpoint to go on from",
+        f"{path} has rows, but there is no checkpoint to resume from",
         "give the checkpoint that belongs to it, or --force to begin the log anew",
     )
 

@@ -348,7 +348,7 @@ def require_update(step: StepFile) -> None:
         return
     if step.contract.gradients:
         raise ModelError(
-            f"{step.path} makes gradients, and no new values: there is nothing to train with",
+            f"{step.path} makes gradients but no new values, so it cannot train",
             "memplan grad --optimizer adamw (or another) puts the update in",
         )
     raise ModelError(

@@ -49,6 +49,7 @@ class TrainOptions:
     state: tuple[str, ...] = ()
     provider: str = "auto"
     threads: int = 0
+    spin: bool = True
     seed: int = 0
     shuffle: bool = True
     guard: bool = True
@@ -245,7 +246,7 @@ def _check(path: Path, options: TrainOptions, force: bool) -> None:
             contradict each other.
     """
     if options.checkpoint is None and (options.resume or options.checkpoint_every):
-        raise UsageError("--checkpoint-every and --resume need a file", "--checkpoint FILE")
+        raise UsageError("--checkpoint-every and --resume require --checkpoint", "give a file")
     keep_apart(options.outputs, path, options.data, options.weights_file)
     if options.checkpoint is not None:
         check_output(options.checkpoint, force or options.resume)
@@ -274,6 +275,7 @@ def _trainer(
         hyperparameters=_numbers(options.hyper),
         provider=None if options.provider == "auto" else options.provider,
         threads=options.threads,
+        spin=options.spin,
         in_place="apart" not in options.state,
         guard=options.guard,
         seed=options.seed,
@@ -291,7 +293,7 @@ def _init(values: Sequence[str]) -> Any:
     for value in values:
         glob, split, number = value.rpartition("=")
         if not split:
-            raise UsageError(f"--init {value}: that is neither {RANDOM} nor GLOB=VALUE")
+            raise UsageError(f"--init {value}: expected {RANDOM} or GLOB=VALUE")
         found[glob] = RANDOM if number == RANDOM else _number("--init", value, number)
     return found
 
@@ -301,7 +303,7 @@ def _numbers(values: Sequence[str]) -> dict[str, float]:
     for value in values:
         name, split, number = value.rpartition("=")
         if not split:
-            raise UsageError(f"--hyper {value}: that is not NAME=NUMBER")
+            raise UsageError(f"--hyper {value}: expected NAME=NUMBER")
         found[name] = _number("--hyper", value, number)
     return found
 
@@ -310,7 +312,7 @@ def _number(option: str, value: str, number: str) -> float:
     try:
         return float(number)
     except ValueError:
-        raise UsageError(f"{option} {value}: '{number}' is not a number") from None
+        raise UsageError(f"{option} {value}: expected a number, got '{number}'") from None
 
 
 def _goes_on(options: TrainOptions) -> bool:

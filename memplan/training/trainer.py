@@ -71,6 +71,8 @@ class Trainer(Kept[int]):
         provider: ``cpu`` or ``cuda``; by default the one that the file was planned for.
         dims: sizes of symbolic dimensions.
         threads: within an operator; 0 leaves them to the runtime.
+        spin: whether they wait for work on the processor, which is quicker where nothing else runs
+            there; else they sleep.
         in_place: whether new values are written over old ones where that is right.
         guard: whether the state survives a loss that is not a number. Without it all that may be is
             written in place, and such a step cannot be undone.
@@ -103,6 +105,7 @@ class Trainer(Kept[int]):
         provider: str | None = None,
         dims: Mapping[str, int] | None = None,
         threads: int = 0,
+        spin: bool = True,
         in_place: bool = True,
         guard: bool = True,
         seed: int = 0,
@@ -131,6 +134,7 @@ class Trainer(Kept[int]):
             dims=dict(step.dims),
             seed=seed,
             threads=threads,
+            spin=spin,
         )
         self._skips = step.tells_skipping
         require_device(step.model, self.request.provider)

@@ -67,7 +67,7 @@ def test_a_current_folder_that_was_deleted(tmp_path: Path) -> None:
     done = shell(tmp_path, f"{gone} memplan check")
     assert done.returncode in (3, EXIT_ENVIRONMENT), done.stderr
     done = shell(tmp_path, f"{gone} memplan analyze ../model.onnx")
-    assert_refused(done, EXIT_ENVIRONMENT, "the current folder does not exist")
+    assert_refused(done, EXIT_ENVIRONMENT, "the current folder no longer exists")
 
 
 @pytest.mark.ort

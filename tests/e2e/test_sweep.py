@@ -147,14 +147,14 @@ def test_without_any_answer_the_table_is_told_and_then_the_error(
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ((MODEL, "--dim", "N=8,x"), EXIT_USAGE, "--dim N=8,x: not NAME=SIZE,SIZE"),
-        ((MODEL, "--dim", "N="), EXIT_USAGE, "--dim N=: not NAME=SIZE,SIZE"),
+        ((MODEL, "--dim", "N=8,x"), EXIT_USAGE, "--dim N=8,x: expected NAME=SIZE,SIZE"),
+        ((MODEL, "--dim", "N="), EXIT_USAGE, "--dim N=: expected NAME=SIZE,SIZE"),
         ((MODEL, "--dim", "N=0"), EXIT_USAGE, "--dim N=0"),
         ((MODEL, "--dim", "N=8", "--dim", "N=9"), EXIT_USAGE, "given twice"),
         ((MODEL, "--dim", "N=8", "--budget", "60%,"), EXIT_USAGE, "'' is not a size"),
         ((MODEL, "--dim", "N=8", "--budget", "4G"), EXIT_USAGE, "ambiguous"),
         ((MODEL, "--dim", "N=8", "--session", "tuned,plain"), EXIT_USAGE, "'plain' is not one of"),
-        ((MODEL, "--fit", "60%"), EXIT_USAGE, "what fits 60% of its own peak?"),
+        ((MODEL, "--fit", "60%"), EXIT_USAGE, "expected a size, got 60%"),
         ((MODEL, "--fit", "1MB", "--fit-dim", "M"), EXIT_USAGE, "no input has a dimension 'M'"),
         ((MODEL, "--dim", "N=8", "--backend", "dask"), EXIT_USAGE, "needs the address"),
         ((MODEL, "--dim", "N=8", "--address", "tcp://a:1"), EXIT_USAGE, "Dask scheduler"),

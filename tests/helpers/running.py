@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.schemas import assert_published
 from memplan_cli.main import main
 
 Memplan = Callable[..., subprocess.CompletedProcess[str]]
@@ -23,6 +24,7 @@ def runner(
         capfd.readouterr()
         code = main([str(argument) for argument in arguments])
         out, err = capfd.readouterr()
+        assert_published(out)
         return subprocess.CompletedProcess(arguments, code, out, err)
 
     return run

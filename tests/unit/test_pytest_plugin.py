@@ -204,7 +204,7 @@ WRONG_MARKS = [
     ("'step.onnx', '1MB'", "error: the mark memplan takes one model, not 2"),
     ("'step.onnx', max_peek='1MB'", "error: unknown option 'max_peek' of memplan"),
     ("'step.onnx', max_peak='4G'", "error: '4G' is ambiguous"),
-    ("'step.onnx', max_peak='80%'", "error: max_peak 80%: a percentage of what?"),
+    ("'step.onnx', max_peak='80%'", "error: max_peak 80%: expected a size, got a percentage"),
     ("'step.onnx', max_peak='1MB', dims='N=8'", "error: dims is not a dictionary: 'N=8'"),
     ("'step.onnx', max_peak='1MB', dims={'M': 8}", "dims: step.onnx has no dimension 'M'"),
     ("'open.onnx', max_peak='1MB'", 'hint: give it one: dims={"N": 32}'),

@@ -69,6 +69,8 @@ class Capture(Summary):
         clip_value: what their elements are clipped to, or None.
         weights: ``embed``, ``copy`` or ``none``; ``weight_bytes`` is how much they are.
         ema_decay: that of the averages of the weights, or None.
+        dropout: where masks come from, as ``--dropout`` takes it.
+        counted_masks: how many masks come from a counter.
         notes: what the user should know.
         check: what came of holding it against PyTorch; None: that was not asked for.
         torch: the version of PyTorch.
@@ -98,6 +100,8 @@ class Capture(Summary):
     check: Check | None = None
     frozen_inputs: tuple[str, ...] = ()
     ema_decay: float | None = None
+    dropout: str = "operator"
+    counted_masks: int = 0
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -115,7 +119,7 @@ class Capture(Summary):
             ("Capture", f"of {self.source}"),
             ("road", self.via),
             ("nodes", f"{len(self.model.graph.node):,}"),
-            (f"by {len(self.trained)}", ", ".join(self.trained)),
+            (f"trained ({len(self.trained)})", ", ".join(self.trained)),
             ("batch", ", ".join(self.batch)),
             ("optimizer", self.optimizer or "none: the gradients are outputs"),
             ("weights", f"{format_bytes(self.weight_bytes)}, {self.weights}"),
@@ -145,6 +149,8 @@ class Capture(Summary):
             "loss_scale": self.loss_scale,
             "clip_norm": self.clip_norm,
             "clip_value": self.clip_value,
+            "dropout": self.dropout,
+            "counted_masks": self.counted_masks,
             "roles": {name: str(role) for name, role in self.contract.roles.items()},
             "new_values": dict(self.contract.new_values),
             "gradients": dict(self.contract.gradients),

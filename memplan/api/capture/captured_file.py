@@ -124,7 +124,7 @@ def _resume(reading: Reading, model: onnx.ModelProto) -> None:
 def _new_values(exported: ExportedGraph, trained: Trained) -> dict[str, str]:
     """Outputs, and the inputs whose next value they are."""
     made = trained.sink.new_values if isinstance(trained.sink, Updates) else {}
-    return {**exported.renewed, **made}
+    return {**exported.renewed, **made, **trained.counted.new_values}
 
 
 def _contract(exported: ExportedGraph, trained: Trained, frozen: Sequence[str]) -> Contract:
@@ -136,6 +136,7 @@ def _contract(exported: ExportedGraph, trained: Trained, frozen: Sequence[str]) 
     roles |= dict.fromkeys(frozen, Role.FROZEN)
     roles |= dict.fromkeys(trained.wrt, Role.PARAMETER)
     roles |= trained.sink.roles()
+    roles |= dict.fromkeys(trained.counted.new_values.values(), Role.STEP_COUNTER)
     roles |= dict.fromkeys(new_values, Role.NEW_VALUE)
     roles |= dict.fromkeys(trained.sink.gradients, Role.GRADIENT)
     roles[exported.loss] = Role.LOSS

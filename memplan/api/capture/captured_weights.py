@@ -77,7 +77,7 @@ def choose_place(asked: str, weights: Mapping[str, Weight], output: Path | None)
             "--weights copy",
         )
     if place is WeightPlace.COPY and output is None:
-        raise UsageError("--weights copy: there is no output file", "name one")
+        raise UsageError("--weights copy requires an output file", "name one with -o")
     return place
 
 

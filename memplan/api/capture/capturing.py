@@ -15,6 +15,7 @@ from memplan.api.capture.capture_check import CaptureDiffersError, Check, Verdic
 from memplan.api.capture.capture_result import Capture, Road
 from memplan.api.capture.captured_weights import MOST_EMBEDDED, WeightPlace, embed, write_captured
 from memplan.api.capture.kernel_support import kernel_notes, require_kernels
+from memplan.autodiff.counter_dropouts import OPERATOR, CounterDropout, parse_dropout
 from memplan.errors import MemplanError, UsageError
 from memplan.proto.paths import as_output
 from memplan.proto.weights import data_file
@@ -43,6 +44,7 @@ class _Wanted:
     check: bool
     weights: str
     target: Path | None
+    counter: CounterDropout | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ def capture(
     check: bool = True,
     frozen: str | None = None,
     ema: float | None = None,
+    dropout: str = OPERATOR,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Capture:
@@ -89,6 +92,8 @@ def capture(
         check: hold the step against PyTorch's (:mod:`memplan.api.capture.checker`).
         frozen: ``constants`` or ``inputs``, instead of the step's own.
         ema: the decay of an average of every trained parameter, instead of the step's own.
+        dropout: ``operator`` draws masks; ``counter`` or ``counter{seed=7}`` makes them of the
+            number of the step (:mod:`memplan.autodiff.counter_dropouts`).
         force: overwrite ``output``.
         progress: called with what is being done.
 
@@ -100,7 +105,8 @@ def capture(
             captured; an output cannot be written.
     """
     if via not in VIA:
-        raise UsageError(f"there is no road '{via}'", f"there are {', '.join(VIA)}")
+        raise UsageError(f"unknown --via '{via}' ({', '.join(VIA)})", "auto tries both")
+    counter = parse_dropout(dropout)
     require_torch()
     target = as_output(output)
     if target is not None:
@@ -113,7 +119,8 @@ def capture(
     if clip_norm is not None or clip_value is not None:
         changes |= {"clip_norm": clip_norm, "clip_value": clip_value}
     # What the step changes to another folder for must not move the output.
-    wanted = _Wanted(via, check, weights, None if target is None else Path(os.path.abspath(target)))
+    written = None if target is None else Path(os.path.abspath(target))
+    wanted = _Wanted(via, check, weights, written, counter)
     foreign = foreign_code(split_target(step)[0]) if isinstance(step, str) else nullcontext()
     with named_in_failures("capture"), foreign:
         found, source = _step(step, changes)
@@ -141,7 +148,7 @@ def _captured(
     say("writing")
     data = _write(taken.done, target, force)
     data = None if data is None or shown is None else shown.with_name(data.name)
-    return _answer(reading, taken, tried, shown, data, source)
+    return _answer(reading, taken, wanted, tried, shown, data, source)
 
 
 def _write(done: Finished, target: Path | None, force: bool) -> Path | None:
@@ -231,9 +238,9 @@ def _take(reading: Reading, name: str, wanted: _Wanted) -> _Taken:
     make_sink = sink_maker(reading.optimizer, reading.treatment, reading.averages, exported.renewed)
     if name == "grad":
         named = [each for each in exported.parameters if each in reading.trainable]
-        trained = by_grad(exported.model, exported.loss, named, make_sink)
+        trained = by_grad(exported.model, exported.loss, named, make_sink, wanted.counter)
     else:
-        trained = by_autograd(exported, make_sink)
+        trained = by_autograd(exported, make_sink, wanted.counter)
     require_kernels(trained.model)
     road = Road(name, len(trained.model.graph.node), time.perf_counter() - begin)
     road = _measured(reading, road, trained)
@@ -273,6 +280,7 @@ def _differs(wrong: Sequence[_Taken]) -> CaptureDiffersError:
 def _answer(
     reading: Reading,
     taken: _Taken,
+    wanted: _Wanted,
     tried: tuple[Road, ...],
     output: Path | None,
     data: Path | None,
@@ -293,6 +301,8 @@ def _answer(
         trained=taken.trained.wrt,
         frozen=done.frozen,
         frozen_inputs=done.given,
+        dropout=OPERATOR if wanted.counter is None else wanted.counter.text,
+        counted_masks=taken.trained.counted.masks,
         ema_decay=None if reading.averages is None else reading.averages.decay,
         unused=done.unused,
         dims=reading.dims,
@@ -308,6 +318,7 @@ def _answer(
             *torch_notes(),
             *reading.notes,
             *notes_on_holding(taken.trained.sink),
+            *taken.trained.counted.notes,
             *done.notes,
             *kernel_notes(done.model),
         ),

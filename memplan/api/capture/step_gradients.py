@@ -10,6 +10,7 @@ import onnx
 from memplan.autodiff.activity import find_activity
 from memplan.autodiff.assemble import append
 from memplan.autodiff.backward import GradientSink, Request, build_gradients
+from memplan.autodiff.counter_dropouts import Counted, CounterDropout, from_counter
 from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.finished_graph import finished
@@ -28,16 +29,21 @@ Sink = Callable[[Collection[str], Mapping[str, TensorType]], GradientSink]
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A training graph whose weights are inputs without a default, what it is trained by, and what
-    took the gradients."""
+    """A training graph whose weights are inputs without a default, what it is trained by, what took
+    the gradients, and which of its masks come from a counter."""
 
     model: onnx.ModelProto
     wrt: tuple[str, ...]
     sink: GradientSink
+    counted: Counted
 
 
 def by_grad(
-    forward: onnx.ModelProto, loss: str, trainable: Sequence[str], make_sink: Sink
+    forward: onnx.ModelProto,
+    loss: str,
+    trainable: Sequence[str],
+    make_sink: Sink,
+    counter: CounterDropout | None = None,
 ) -> Trained:
     """Differentiate a forward graph by memplan's own rules.
 
@@ -53,10 +59,12 @@ def by_grad(
     sink = make_sink(wrt, types)
     built = build_gradients(flat, Request((loss,), wrt), sink)
     without_surrogates(built)
-    return Trained(finished(built), wrt, sink)
+    return _trained(built, wrt, sink, counter)
 
 
-def by_autograd(joint: ExportedGraph, make_sink: Sink) -> Trained:
+def by_autograd(
+    joint: ExportedGraph, make_sink: Sink, counter: CounterDropout | None = None
+) -> Trained:
     """Put an update behind the gradients of a joint graph. Where the gradient of its loss is an
     input, the sink says what it is."""
     gradients = joint.gradients
@@ -78,7 +86,17 @@ def by_autograd(joint: ExportedGraph, make_sink: Sink) -> Trained:
     nodes = list(flat.graph.node)
     nodes = _early(nodes, len(nodes) - len(emitter.nodes))
     replace_nodes(flat.graph, live_nodes(nodes, [value.name for value in flat.graph.output]))
-    return Trained(finished(flat), wrt, sink)
+    return _trained(flat, wrt, sink, counter)
+
+
+def _trained(
+    model: onnx.ModelProto,
+    wrt: tuple[str, ...],
+    sink: GradientSink,
+    counter: CounterDropout | None,
+) -> Trained:
+    counted = from_counter(model, counter)
+    return Trained(finished(counted.model), wrt, sink, counted)
 
 
 def _begin(

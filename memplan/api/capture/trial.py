@@ -1,8 +1,8 @@
 """A captured graph run on the CPU, with the random numbers of an eager step.
 
-Every random node of a copy of the graph becomes arithmetic on an input: the draw that PyTorch's
-operator took. Draws and nodes meet in the order in which they stand, apart by family (uniform or
-normal) and, where all shapes are known, by shape.
+Every random node of a copy of the graph, and every mask that comes from a counter, becomes
+arithmetic on an input: the draw that PyTorch's operator took. Draws and nodes meet in the order in
+which they stand, apart by family (uniform or normal) and, where all shapes are known, by shape.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from onnx import helper, numpy_helper
 
 from memplan.api.capture.captured_file import Finished
 from memplan.ir.roles import STATE
+from memplan.proto.counter_masks import counter_masks
 from memplan.proto.edit import copied, replace_nodes
 from memplan.proto.nodes import inner_nodes
 from memplan.pytorch.draws import NORMAL, UNIFORM, TorchDraw
@@ -150,9 +151,12 @@ def _feed_draws(
     each of the draws."""
     nodes = list(graph.node)
     constants = {tensor.name: tensor for tensor in graph.initializer}
-    random = [k for k, node in enumerate(nodes) if _is_random(node, constants)]
+    masks = counter_masks(graph)
+    random = [
+        k for k, node in enumerate(nodes) if node.output[0] in masks or _is_random(node, constants)
+    ]
     inside = [n.op_type for node in nodes for n in inner_nodes(node) if n.op_type in _FAMILIES]
-    strange = [nodes[k].op_type for k in random if not _FAMILIES[nodes[k].op_type]] + inside
+    strange = [nodes[k].op_type for k in random if not _family(nodes[k])] + inside
     if strange:
         return f"{strange[0]} of the graph cannot be given its draws", {}
     shapes = _shapes(graph, dims)
@@ -166,7 +170,8 @@ def _feed_draws(
             continue
         name = f"{_PREFIX}{places[index]}"
         graph.input.add().CopyFrom(helper.make_tensor_value_info(name, _FLOAT, None))
-        made += _arithmetic(node, name)
+        share = masks.get(node.output[0])
+        made += _arithmetic(node, name) if share is None else _compared(node, name, share)
     replace_nodes(graph, made)
     return "", {draw: f"{_PREFIX}{draw}" for draw in places.values()}
 
@@ -180,6 +185,10 @@ def _is_random(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) 
     if not training or (training in constants and not _number(constants[training])):
         return False
     return ratio not in constants or _number(constants[ratio]) > 0
+
+
+def _family(node: onnx.NodeProto) -> str:
+    return _FAMILIES.get(node.op_type, UNIFORM)  # masks of a counter are compared
 
 
 def _number(tensor: onnx.TensorProto) -> float:
@@ -210,7 +219,7 @@ def _matched(
         wanted[(draw.family, draw.shape if by_shape else ())].append(number)
     there: dict[object, list[int]] = defaultdict(list)
     for index, node, shape in nodes:
-        there[(_FAMILIES[node.op_type], shape if by_shape else ())].append(index)
+        there[(_family(node), shape if by_shape else ())].append(index)
     if {key: len(v) for key, v in wanted.items()} != {key: len(v) for key, v in there.items()}:
         asked = ", ".join(sorted({draw.operator for draw in draws}))
         return (
@@ -260,6 +269,14 @@ def _arithmetic(node: onnx.NodeProto, draw: str) -> list[onnx.NodeProto]:
         helper.make_node("Mul", [draw, f"{draw}/factor"], [f"{draw}/wide"]),
         helper.make_node("Add", [f"{draw}/wide", f"{draw}/begin"], [f"{draw}/value"]),
         like(f"{draw}/value", out),
+    ]
+
+
+def _compared(node: onnx.NodeProto, draw: str, share: float) -> list[onnx.NodeProto]:
+    """A mask of a counter, out of the draw."""
+    return [
+        helper.make_node("Constant", [], [f"{draw}/ratio"], value_float=share),
+        helper.make_node("Greater", [draw, f"{draw}/ratio"], [node.output[0]]),
     ]
 
 

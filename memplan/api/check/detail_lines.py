@@ -51,7 +51,7 @@ def family_rows(families: Sequence[FamilyDelta]) -> list[str]:
     for delta in families[:_MOST_FAMILIES]:
         tensors, held = delta.family.tensors, delta.family.held_by
         up_to = "" if delta.exact else "up to "
-        ready = held.startswith(("in use", "graph output", "nobody"))
+        ready = held.startswith(("in use", "graph output", "unused"))
         reason = held if ready else f"kept for {held}"
         if delta.grew_from_bytes is not None:
             reason += f"   (was {format_bytes(delta.grew_from_bytes)})"

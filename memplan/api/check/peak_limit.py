@@ -56,7 +56,7 @@ def size_in_bytes(size: str | int) -> int:
     """
     nbytes = parse_size(str(size)).nbytes
     if nbytes is None:
-        raise UsageError(f"max_peak {size}: a percentage of what?", "give a size: 4GB, 3.7GiB")
+        raise UsageError(f"max_peak {size}: expected a size, got a percentage", "4GB, 3.7GiB")
     return nbytes
 
 

@@ -18,6 +18,7 @@ from memplan.api.grad.step_contract import state_contract, update_contract
 from memplan.api.grad.training_graph import GradOptions, TrainingGraph, UpdateFile
 from memplan.api.source import Model, as_file, shown_path
 from memplan.autodiff.backward import GradientSink, Request, Seed, build_gradients
+from memplan.autodiff.counter_dropouts import from_counter, parse_dropout
 from memplan.autodiff.finished_graph import finished
 from memplan.autodiff.forward.annotate import flat_copy, require_differentiable
 from memplan.autodiff.forward.expand import emitter_for
@@ -163,6 +164,7 @@ def _grad(
     targets.check(path)
     _optimizer(options)
     _loss_scale(options)
+    counter = parse_dropout(options.dropout)
     model = read_model(path)
     placement = NO_WEIGHTS
     if targets.step is not None:
@@ -177,10 +179,12 @@ def _grad(
     candidates = find_candidates(flat.graph, types, [loss], statistics.names)
     built = _built(flat, options, loss, candidates, types)
     _require_output(built.model.graph, loss, types[loss].dtype)
-    result = finished(built.model)
+    counted = from_counter(built.model, counter)
+    result = finished(counted.model)
     if not options.forward_only:
         result = _checkpointed(result, path, options.checkpoints, dims, loss)
-    contract = state_contract(result, loss, built.wrt, built.sink, statistics, candidates)
+    given = (built.sink, statistics, candidates, counted)
+    contract = state_contract(result, loss, built.wrt, *given)
     if not options.forward_only or contract.new_values:
         set_metadata(result, {**get_metadata(result), **contract.as_metadata()})
     update = None
@@ -190,7 +194,7 @@ def _grad(
         placement = write_with_weights(result, path, targets.step, placement, force=targets.force)
     if update is not None and update.output is not None:
         write_model(update.model, update.output, force=targets.force)
-    given = {value.name for value in (*model.graph.input, *model.graph.output)}
+    known = {value.name for value in (*model.graph.input, *model.graph.output)}
     return TrainingGraph(
         path=path,
         output=targets.step,
@@ -199,8 +203,8 @@ def _grad(
         wrt=built.wrt,
         candidates=candidates,
         model=result,
-        new_inputs=tuple(v.name for v in result.graph.input if v.name not in given),
-        new_outputs=tuple(v.name for v in result.graph.output if v.name not in given),
+        new_inputs=tuple(v.name for v in result.graph.input if v.name not in known),
+        new_outputs=tuple(v.name for v in result.graph.output if v.name not in known),
         class_axis=class_axis,
         contract=contract,
         hyperparameters=built.hyperparameters,
@@ -213,8 +217,10 @@ def _grad(
             *notes_on_sharing(flat.graph, built.wrt),
             *notes_on_kinds(built.sink),
             *notes_on_holding(built.sink),
+            *counted.notes,
         ),
         placement=placement,
+        counted_masks=counted.masks,
     )
 
 
@@ -243,7 +249,7 @@ def _loss_scale(options: GradOptions) -> LossScale | None:
     if found is not None and (parse_optimizer(options.optimizer) is None or options.forward_only):
         raise UsageError(
             f"--loss-scale {options.loss_scale}: gradients are unscaled where they are used, and "
-            "there is no update",
+            "without an optimizer there is no update",
             "name an optimizer (--optimizer), and leave --forward-only out",
         )
     return found

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 import onnx
 
 from memplan.autodiff.backward import GradientSink
+from memplan.autodiff.counter_dropouts import Counted
 from memplan.autodiff.optimizers.updates import Updates
 from memplan.autodiff.parameters import Candidates
 from memplan.autodiff.statistics import Statistics
@@ -25,6 +26,7 @@ def state_contract(
     sink: GradientSink,
     statistics: Statistics,
     candidates: Candidates,
+    counted: Counted,
 ) -> Contract:
     """The contract of a training graph.
 
@@ -38,13 +40,15 @@ def state_contract(
         sink: what took the gradients.
         statistics: running statistics and their new values.
         candidates: what could have been trained.
+        counted: the masks that come from a counter.
     """
-    new_values = _new_values(model.graph, sink, statistics)
+    new_values = _new_values(model.graph, sink, statistics, counted)
     parameters = set(trained)
     data = parameters & set(candidates.data) - set(new_values.values())
     if data != parameters:
         parameters -= data
     roles = dict(sink.roles()) | dict.fromkeys(parameters, Role.PARAMETER)
+    roles |= dict.fromkeys(counted.new_values.values(), Role.STEP_COUNTER)
     for name in new_values.values():
         roles.setdefault(name, Role.RUNNING_STATISTIC)
     return _contract(model.graph, roles, {loss: Role.LOSS}, new_values, sink.gradients)
@@ -96,14 +100,14 @@ def _frozen_role(default: onnx.TensorProto | None) -> Role:
 
 
 def _new_values(
-    graph: onnx.GraphProto, sink: GradientSink, statistics: Statistics
+    graph: onnx.GraphProto, sink: GradientSink, statistics: Statistics, counted: Counted
 ) -> dict[str, str]:
     """Graph output → the graph input whose value it is in the next step, in order of the graph.
 
     The author of the forward graph may have named some, too.
     """
     inputs = {value.name for value in graph.input}
-    known = {new: old for old, new in statistics.renewed.items()}
+    known = {new: old for old, new in statistics.renewed.items()} | dict(counted.new_values)
     if isinstance(sink, Updates):
         known |= sink.new_values
     found = {}

@@ -33,7 +33,8 @@ class GradOptions:
     :mod:`memplan.autodiff.optimizers.scaling`. ``checkpoints``: see
     :func:`memplan.api.grad.grad_checkpoints.with_checkpoints`. ``scan_recompute``: see
     :class:`memplan.passes.loops.cell.ScanRecompute`. ``weights``: see
-    :class:`memplan.proto.weights.Weights`.
+    :class:`memplan.proto.weights.Weights`. ``dropout``: ``operator`` or ``counter{seed=7}``, see
+    :mod:`memplan.autodiff.counter_dropouts`.
     """
 
     loss: str
@@ -47,6 +48,7 @@ class GradOptions:
     forward_only: bool = False
     scan_recompute: str = "none"
     weights: str = "auto"
+    dropout: str = "operator"
 
     def __post_init__(self) -> None:
         settle(self, choices={"weights": tuple(Weights)})
@@ -105,6 +107,7 @@ class TrainingGraph(Summary):
     statistics: Statistics = field(default_factory=Statistics)
     notes: tuple[str, ...] = ()
     placement: Placement = NO_WEIGHTS
+    counted_masks: int = 0
 
     @property
     def new_values(self) -> Mapping[str, str]:
@@ -123,8 +126,8 @@ class TrainingGraph(Summary):
             ("TrainingGraph", f"of {self.path}"),
             ("loss", self.loss),
             ("nodes", nodes),
-            (f"by {len(self.wrt)}", ", ".join(self.wrt)),
-            (f"not by {len(self.not_trained)}", ", ".join(self.not_trained)),
+            (f"gradients of {len(self.wrt)}", ", ".join(self.wrt)),
+            (f"none of {len(self.not_trained)}", ", ".join(self.not_trained)),
             ("optimizer", self.options.optimizer),
             ("new inputs", ", ".join(self.new_inputs)),
             ("new outputs", ", ".join(self.new_outputs)),
@@ -148,6 +151,8 @@ class TrainingGraph(Summary):
             "loss_scale": self.options.loss_scale,
             "checkpoints": self.options.checkpoints,
             "scan_recompute": self.options.scan_recompute,
+            "dropout": self.options.dropout,
+            "counted_masks": self.counted_masks,
             "not_trained": list(self.not_trained),
             "running_statistics": dict(self.statistics.renewed),
             "new_values": dict(self.new_values),

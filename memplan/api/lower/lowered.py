@@ -95,7 +95,7 @@ class LoweredGraph(Summary):
             (f"trains {len(self.trained)}", ", ".join(self.trained)),
             ("optimizer", self.optimizer),
             ("batch", ", ".join(self.contract.named(Role.BATCH))),
-            ("gradients to feed", ", ".join(self.fed) or "none"),
+            ("gradient inputs", ", ".join(self.fed) or "none"),
             ("output", str(self.output) if self.output is not None else "nothing written"),
         )
 
@@ -195,5 +195,5 @@ def _notes(found: Lowered) -> list[str]:
         )
     contract = found.contract
     if not contract.gradients and not contract.new_values:
-        notes.append("there is no gradient in this graph: it is a forward graph")
+        notes.append("this graph has no gradients: it is a forward graph")
     return notes

@@ -251,7 +251,7 @@ def device_profile(options: RewriteOptions) -> Device:
     """
     if options.device is not None and options.device not in DEVICES:
         raise UsageError(
-            f"there is no device profile '{options.device}'", "profiles: " + ", ".join(DEVICES)
+            f"unknown device profile '{options.device}'", "profiles: " + ", ".join(DEVICES)
         )
     device = device_for(options.provider) if options.device is None else DEVICES[options.device]
     if options.host_link is None:
@@ -272,14 +272,14 @@ def check_offload(options: RewriteOptions) -> None:
     """
     link = options.host_link
     if link is not None and not options.offload:
-        raise UsageError("--host-link is the speed of what --offload copies", "give both")
+        raise UsageError("--host-link requires --offload", "it is the speed of the copies")
     if not options.offload:
         return
     if options.provider != "cuda":
         raise UsageError(
-            "--offload copies tensors from a GPU to the host's memory; the CPU provider has no "
+            "--offload copies tensors from a GPU to host memory; the CPU provider has no "
             "other memory",
-            "use it with --provider cuda",
+            "--offload requires --provider cuda",
         )
     if options.session != "tuned":
         raise UsageError(
@@ -294,7 +294,7 @@ def check_offload(options: RewriteOptions) -> None:
         )
     if link is not None and (link.fraction is not None or link.resolve(0) <= 0):
         raise UsageError(
-            f"--host-link {link.text}: bytes per second in each direction are wanted",
+            f"--host-link {link.text}: expected bytes per second in each direction",
             "for example --host-link 25GB",
         )
 

@@ -177,12 +177,12 @@ def _unconfirmed(goal: Goal, rejections: Sequence[Rejected]) -> InfeasibleError:
     reached = min((r.peak_bytes for r in rejections if r.peak_bytes is not None), default=None)
     if reached is None:
         return InfeasibleError(
-            f"no plan found within {goal.budget_bytes:,} B that its check confirms "
+            f"no plan found within {goal.budget_bytes:,} B that passes verification "
             f"({rejections[0].reason})",
             "use a larger budget, or another strategy (--strategy greedy)",
         )
     return InfeasibleError(
-        f"no plan found within {goal.budget_bytes:,} B; the lowest peak that its check confirms is "
+        f"no plan found within {goal.budget_bytes:,} B; the lowest verified peak is "
         f"{reached:,} B ({format_bytes(reached)})",
         f"a budget of at least {reached:,} B works",
     )

@@ -72,9 +72,9 @@ class Replay:
         if self.exact:
             return ()
         rows = (
-            ("the plan's nodes that the graph does not have", self.gone),
-            ("nodes that the plan does not have", self.new),
-            ("not recomputed, though planned", self.refused),
+            ("nodes missing from the graph", self.gone),
+            ("nodes unknown to the plan", self.new),
+            ("planned but not recomputed", self.refused),
             ("tensors whose decision does not hold", self.undone),
         )
         named = (
@@ -216,7 +216,7 @@ def _steps(candidate: Candidate, goal: Goal, plan: PlanFile) -> tuple[PassStep, 
     for place, decision in enumerate(plan.passes):
         if decision.name not in (*KNOWN, CHUNK):
             raise PlanError(
-                f"the plan's passes[{place}]: there is no pass '{printable(decision.name)}'",
+                f"the plan's passes[{place}]: unknown pass '{printable(decision.name)}'",
                 f"passes: {', '.join((*KNOWN, CHUNK))}",
             )
         step = PassStep(decision.name, model, timeline, changed=False, note="left out, as planned")

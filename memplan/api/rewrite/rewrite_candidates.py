@@ -25,8 +25,8 @@ from memplan.ops.sharp_edges import (
     sharp_edges,
     wrong_optimizers,
 )
-from memplan.passes.chunk.asked import REGIONS
 from memplan.passes.chunk.choose_chunks import ChunkRegions
+from memplan.passes.chunk.chunk_cache import ChunkCache
 from memplan.passes.chunk.chunk_layers import ChunkLayers
 from memplan.passes.loops.choose_storage import FIT, NONE
 from memplan.planning.plain.as_loaded import as_loaded, changes_at_load
@@ -39,6 +39,7 @@ from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.timeline import Timeline
 from memplan.solver.strategies.checkpoints import Collection
 
+_CHUNKS = {made.kind: made for made in (ChunkRegions, ChunkLayers, ChunkCache)}
 _LOADS = 4  # how often a model is optimized that goes on changing
 HELD_NOTE = (
     "planned and written as ONNX Runtime holds the model on the CPU once it is loaded, with the "
@@ -72,7 +73,7 @@ class Candidate:
     analysis: Analysis
     loops: tuple[LoopStep, ...] = ()
     least_cost: float = 0.0
-    chunk: ChunkRegions | ChunkLayers | None = None
+    chunk: ChunkRegions | ChunkLayers | ChunkCache | None = None
 
     @property
     def kind(self) -> str:
@@ -177,8 +178,7 @@ def candidates(variant: Variant, source: Source, goal: Goal) -> Iterator[Candida
         whole = every[:1] if goal.chunk.optional else every
         for each in whole:
             for kind in goal.chunk.kinds:
-                made = ChunkRegions if kind == REGIONS else ChunkLayers
-                yield replace(each, chunk=made(goal.chunk.count, goal.budget_bytes))
+                yield replace(each, chunk=_CHUNKS[kind](goal.chunk.count, goal.budget_bytes))
 
 
 def analysis_of(variant: Variant, source: Source, goal: Goal) -> Analysis:

@@ -8,11 +8,11 @@ from memplan.api.rewrite.offload_rewrite import OffloadReport
 from memplan.api.rewrite.proved import Proved
 from memplan.equivalence.prove import Equivalence
 from memplan.equivalence.terms import IN_CHUNKS, TURNED
+from memplan.passes.chunk.asked import CACHE, NONE
 from memplan.passes.chunk.asked import NAME as CHUNK
-from memplan.passes.chunk.asked import NONE
 from memplan.units import counted
 
-_REDRAWN = "random operators without a seed draw other numbers than in the original"
+_REDRAWN = "random operators without a seed draw different numbers than the original"
 _TURNED = (
     "products: a factor of some is transposed ahead of them, so the last bits may differ where a "
     "thread computes 64 columns or fewer; validate judges with a tolerance"
@@ -97,6 +97,8 @@ def _chunk_time_notes(planned: Planned, place: int) -> tuple[str, ...]:
         f"chunks: {counted(added, 'more node')}; their starts, slices and joins take "
         f"{100 * planned.chunk_cost:.2f}% more time (estimated), within that above"
     )
+    if planned.candidate.kind == CACHE:
+        return (f"{found}; what the cache saves is not in the estimate",)
     if len(planned.tried) == 1:
         return (found,)
     return (found, f"chunks: the best of {len(planned.tried)} ({'; '.join(planned.tried)})")

@@ -255,7 +255,7 @@ def _without_backward(model: OpenModel, error: InfeasibleError) -> InfeasibleErr
     if not no_backward_notes(model):
         return error
     return InfeasibleError(
-        f"{NO_BACKWARD}: {error.message}", f"{grad_command(model)} makes a training graph of it"
+        f"{NO_BACKWARD}: {error.message}", f"make a training graph of it: {grad_command(model)}"
     )
 
 
@@ -324,7 +324,7 @@ def _confirm_loaded(proved: Proved) -> tuple[str, ...]:
     changed = held.change(peak)
     if peak > goal.budget_bytes and not goal.strategy.ignores_budget:
         raise InfeasibleError(
-            f"{changed}, over the budget", "try another budget or --optimize none"
+            f"{changed}, over the budget", "try another budget, or --optimize none"
         )
     return (changed,)
 

@@ -81,7 +81,7 @@ def check_options(options: SweepOptions) -> None:
     if options.backend not in BACKENDS:
         near = did_you_mean(options.backend, BACKENDS)
         raise UsageError(
-            f"there is no backend {options.backend!r}", f"{near}backends: {', '.join(BACKENDS)}"
+            f"unknown backend {options.backend!r}", f"{near}backends: {', '.join(BACKENDS)}"
         )
     if options.address and options.backend != "dask":
         raise UsageError("an address is that of a Dask scheduler", "add --backend dask")
@@ -127,5 +127,5 @@ def fit_budget(given: object) -> SizeSpec:
     """
     size = given_budget(given)
     if size.nbytes is None:
-        raise UsageError(f"what fits {size.text} of its own peak?", "give a size: --fit 24GB")
+        raise UsageError(f"expected a size, got {size.text}", "give a size: --fit 24GB")
     return size

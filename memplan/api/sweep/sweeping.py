@@ -84,7 +84,7 @@ def sweep(
     alone = isinstance(models, str | PathLike | onnx.ModelProto)
     every: tuple[Model, ...] = (models,) if alone else tuple(models)  # type: ignore[arg-type,assignment]
     if not every:
-        raise UsageError("there is no model to sweep")
+        raise UsageError("no model to sweep")
     asking = _Asking(
         workers_for(options.backend, options.address, options.jobs), Store(options.resume), progress
     )
@@ -247,7 +247,7 @@ class _Table:
             return wanted
         if not known:
             raise UsageError(
-                "all input shapes are static: there is no dimension to enlarge",
+                "all input shapes are static, so no dimension can grow",
                 "export the model with a symbolic batch dimension",
             )
         left = [name for name in known if name not in sizes]
@@ -255,8 +255,8 @@ class _Table:
             left = [name for name in known if len(sizes[name]) > 1] or list(known)
         if len(left) != 1:
             raise UsageError(
-                "it is not clear which dimension is to be as large as fits",
-                f"name it with --fit-dim; symbolic dimensions of this model: {offered}",
+                "several dimensions could grow",
+                f"choose one with --fit-dim; symbolic dimensions of this model: {offered}",
             )
         return left[0]
 

@@ -28,7 +28,7 @@ def proof_findings(found: Equivalence) -> list[str]:
     """What is wrong if the proof fails: then nothing but the runs speaks for the file."""
     if found.reason is None:
         return []
-    return [f"not equivalent by construction: {found.reason}; equality rests on the runs alone"]
+    return [f"not equivalent by construction: {found.reason}; only the runs show equality"]
 
 
 def contradictions(found: Equivalence, unlike: Sequence[str], threads: int) -> list[str]:

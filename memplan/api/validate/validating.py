@@ -103,7 +103,7 @@ def _of_files(
         if bound.pop(name) != fixed[name]:
             raise UsageError(
                 f"--dim {name}: the chunks of the rewritten file are for {name}={fixed[name]}",
-                "rewrite the original anew for another size",
+                "rewrite the original again for another size",
             )
     planned = session_kind(_session(metadata))
     after = open_step(prepare(second, rewritten, bound), planned, state=options.state)

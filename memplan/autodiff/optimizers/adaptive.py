@@ -21,6 +21,7 @@ class Adam(Optimizer):
     """
 
     name: ClassVar[str] = "adam"
+    by_element: ClassVar[bool] = True
     flags: ClassVar[tuple[str, ...]] = ("maximize", "amsgrad")
     beta1: float = 0.9
     beta2: float = 0.999
@@ -121,6 +122,7 @@ class RmsProp(Optimizer):
     """
 
     name: ClassVar[str] = "rmsprop"
+    by_element: ClassVar[bool] = True
     flags: ClassVar[tuple[str, ...]] = ("maximize", "centered")
     lr: float = 1e-2
     alpha: float = 0.99

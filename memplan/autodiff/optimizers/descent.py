@@ -16,6 +16,7 @@ class Sgd(Optimizer):
     """w - lr·(g + weight_decay·w)."""
 
     name: ClassVar[str] = "sgd"
+    by_element: ClassVar[bool] = True
 
     def update(self, build: UpdateBuilder, weight: Value, grad: Value) -> Mapping[str, Value]:
         """See the class."""
@@ -32,6 +33,7 @@ class Momentum(Optimizer):
     """
 
     name: ClassVar[str] = "momentum"
+    by_element: ClassVar[bool] = True
     flags: ClassVar[tuple[str, ...]] = ("maximize", "nesterov")
     momentum: float = 0.9
     dampening: float = 0.0
@@ -81,6 +83,7 @@ class Lion(Optimizer):
     """
 
     name: ClassVar[str] = "lion"
+    by_element: ClassVar[bool] = True
     lr: float = 1e-4
     beta1: float = 0.9
     beta2: float = 0.99

@@ -43,10 +43,12 @@ class Optimizer:
     ``no_decay`` are globs, joined by ``+``, of parameters whose weights do not decay. ``clip_norm``
     bounds the norm of all gradients together, ``clip_value`` every element of them; 0: no bound.
     ``maximize`` (0 or 1) climbs instead of descending: gradients are negated before they are used.
-    ``flags`` are the options that are 0 or 1.
+    ``flags`` are the options that are 0 or 1. ``by_element``: a new value depends on elements of
+    the same index and on scalars alone, which all parameters share, so several may be joined.
     """
 
     name: ClassVar[str] = ""
+    by_element: ClassVar[bool] = False
     flags: ClassVar[tuple[str, ...]] = ("maximize",)
     lr: float = 1e-3
     weight_decay: float = 0.0
@@ -65,7 +67,7 @@ class Optimizer:
         for flag in self.flags:
             if getattr(self, flag) not in (0, 1):
                 given = f"{flag}={getattr(self, flag)}"
-                raise UsageError(f"--optimizer {self.name}{{{given}}}: 0 or 1 is wanted")
+                raise UsageError(f"--optimizer {self.name}{{{given}}}: expected 0 or 1")
         if self.no_decay and not self.weight_decay:
             raise UsageError(
                 f"--optimizer {self.name}{{no_decay={self.no_decay}}}: no weights decay anyway",
@@ -269,6 +271,10 @@ class UpdateBuilder:
         found = self.op("Where", self.skipped, old, new)
         self._chosen.add(found.name)
         return found
+
+    def apart(self, found: Mapping[str, Value]) -> dict[str, Value]:
+        """New values by the names of the inputs whose next value they are."""
+        return dict(found)
 
     def state(self, weight: Value, kind: str, shape: Shape | None = None) -> Value:
         """A state tensor of a parameter, of its shape unless another is given."""

@@ -34,8 +34,8 @@ def parse_optimizer(text: str) -> Optimizer | None:
     if spec is None or spec.name not in KINDS:
         near = did_you_mean(spec.name, KINDS) if spec is not None else ""
         raise UsageError(
-            f"--optimizer {text}: there is no such optimizer",
-            f"{near}there are none, {', '.join(KINDS)}; options as in adamw{{weight_decay=0.1}}",
+            f"unknown --optimizer {text}",
+            f"{near}optimizers: none, {', '.join(KINDS)}; options as in adamw{{weight_decay=0.1}}",
         )
     kind: type[Optimizer] = KINDS[spec.name]
     return build(kind, spec, "optimizer", "--optimizer: ")

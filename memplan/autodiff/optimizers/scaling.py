@@ -117,7 +117,7 @@ def parse_loss_scale(text: str) -> LossScale | None:
         return LossScale(float(text))
     except ValueError:
         raise UsageError(
-            f"--loss-scale {text}: that is not a loss scale",
+            f"--loss-scale {text}: not a loss scale",
             "give none, dynamic, a number, or options as in dynamic{init_scale=1024}",
         ) from None
 

@@ -1,9 +1,10 @@
 """Gradients of one graph → updates of its parameters, each as early as it may be.
 
-An update stands right behind the last node that reads its parameter. But where all gradients are
-clipped to a norm of all of them together, or the loss is scaled and one that is not finite skips
-the step, none can be used before the last one is there: all gradients are held, and the updates
-stand at the end.
+An update stands right behind the last node that reads its parameter; that of small vectors, which
+are updated together (:mod:`memplan.autodiff.optimizers.joined`), at the end. But where all
+gradients are clipped to a norm of all of them together, or the loss is scaled and one that is not
+finite skips the step, none can be used before the last one is there: all gradients are held, and
+all updates stand at the end.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from memplan.autodiff.backward import GradientSink
 from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.optimizers.averages import Following
+from memplan.autodiff.optimizers.joined import VECTORS, JoinedBuilder, joined_names
 from memplan.autodiff.optimizers.optimizer import (
     CLIP_NORM,
     DOUBLE,
@@ -74,6 +76,7 @@ class Updates(GradientSink):
             name: replace(member, optimizer=member.optimizer.suited(types[name]))
             for name, member in members.items()
         }
+        self.joined = joined_names(self.members, types)
         self.wide = any(types[name].dtype == DOUBLE for name in members)
         decays = {m.optimizer.weight_decay for m in self.members.values() if m.decays}
         self.inputs = UpdateInputs(feeds_decay=len(decays - {0.0}) == 1 and not self.wide)
@@ -115,8 +118,8 @@ class Updates(GradientSink):
             if self.optimizer.clip_norm:
                 wide = build.operations.cast(grad, self._norm_type)
                 self.squares.append(build.op("ReduceSumSquare", wide, keepdims=0))
-            elif self.scaling is None:
-                return self._update(build, name, grad)
+            elif self.scaling is None and name not in self.joined:
+                return self._update(build, grad, build.emitter.tensor(name))
         self.waiting[name] = grad
         return {}
 
@@ -131,11 +134,11 @@ class Updates(GradientSink):
         if self.squares:
             with emitter.scope(update_scope("clip_norm")):
                 factor = self._factor(self._builder(emitter, next(iter(self.waiting))))
-        for name, grad in self.waiting.items():
-            build = self._builder(emitter, name)
-            with emitter.scope(update_scope(name)):
+        for names in dict.fromkeys(self.joined.get(name, (name,)) for name in self.waiting):
+            with emitter.scope(update_scope(names[0] if len(names) == 1 else VECTORS)):
+                build, grad, weight = self._waited(emitter, names)
                 clipped = grad * build.cast(factor, grad) if self.squares else grad
-                outputs |= self._update(build, name, clipped)
+                outputs |= self._update(build, clipped, weight)
         if self.inputs.counter is not None:
             outputs |= self._named(emitter, dict([self.inputs.counter]))
         if scaling is not None and self.found_inf is not None:
@@ -146,6 +149,16 @@ class Updates(GradientSink):
             found = self.averages.next_values(emitter, self.inputs, self.latest)
             outputs |= self._named(emitter, found)
         return outputs
+
+    def _waited(self, emitter: Emitter, names: Sequence[str]) -> tuple[UpdateBuilder, Value, Value]:
+        """The builder, gradient and parameter of an update; those of several, joined."""
+        names = [name for name in names if name in self.waiting]
+        grads = [self.waiting[name] for name in names]
+        if len(names) == 1:
+            return self._builder(emitter, names[0]), grads[0], emitter.tensor(names[0])
+        member = self.members[names[0]]
+        build = JoinedBuilder(emitter, member, self.inputs, self.found_inf, names)
+        return build, build.joined(grads), build.weight
 
     def _unscaled(self, build: UpdateBuilder, grad: Value) -> Value:
         """A gradient as the optimizer is to see it, but for clipping."""
@@ -169,13 +182,14 @@ class Updates(GradientSink):
         bound = most if self.wide else build.number(CLIP_NORM, most, FLOAT)
         return build.op("Min", bound / (total + _EPSILON), 1.0)
 
-    def _update(self, build: UpdateBuilder, name: str, grad: Value) -> dict[str, Value]:
-        optimizer, weight = build.member.optimizer, build.emitter.tensor(name)
+    def _update(self, build: UpdateBuilder, grad: Value, weight: Value) -> dict[str, Value]:
+        optimizer = build.member.optimizer
         build.rate(weight)  # the first of the inputs
         grad = build.cast(grad, weight)
         found = optimizer.update(build, weight, -grad if optimizer.maximize else grad)
         renewed = {old: build.renewed(build.emitter.tensor(old), n) for old, n in found.items()}
-        self.latest[name] = renewed[name]
+        renewed = build.apart(renewed)
+        self.latest |= {name: new for name, new in renewed.items() if name in self.members}
         return self._named(build.emitter, renewed)
 
     def _named(self, emitter: Emitter, found: Mapping[str, Value]) -> dict[str, Value]:

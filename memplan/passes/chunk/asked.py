@@ -12,15 +12,15 @@ from memplan.simulate.timeline import Timeline
 NAME = "chunk"
 """Of every pass that makes chunks."""
 AUTO, NONE = "auto", "none"
-REGIONS, LAYERS = "regions", "layers"
+REGIONS, LAYERS, CACHE = "regions", "layers", "cache"
 OLDEST_OPSET = 13
 """Before it, axes and bounds are attributes, and Softmax flattens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """``kinds``: what may go into chunks, ``REGIONS`` or ``LAYERS``; ``optional``: only where it
-    makes a plan cheaper; ``count``: how many chunks, 0: as many as are good."""
+    """``kinds``: what may go into chunks, ``REGIONS``, ``LAYERS`` or ``CACHE``; ``optional``: only
+    where it makes a plan cheaper; ``count``: how many chunks, 0: as many as are good."""
 
     kinds: tuple[str, ...]
     optional: bool = False
@@ -28,7 +28,7 @@ class Asked:
 
 
 def parse_chunks(text: str) -> Asked | None:
-    """``auto``, ``regions``, ``layers`` or a number of chunks; None: no chunks.
+    """``auto``, ``regions``, ``layers``, ``cache`` or a number of chunks; None: no chunks.
 
     Raises:
         UsageError: it is none of these, nor ``none``.
@@ -37,12 +37,12 @@ def parse_chunks(text: str) -> Asked | None:
         return None
     if text == AUTO:
         return Asked((REGIONS, LAYERS), optional=True)
-    if text in (REGIONS, LAYERS):
+    if text in (REGIONS, LAYERS, CACHE):
         return Asked((text,))
     if not text.isdecimal() or int(text) < COUNTS[0]:
         raise UsageError(
-            f"'{text}' is not a number of chunks",
-            f"{AUTO}, {REGIONS}, {LAYERS}, {NONE} or a number from {COUNTS[0]} on",
+            f"expected a number of chunks, got '{text}'",
+            f"{AUTO}, {REGIONS}, {LAYERS}, {CACHE}, {NONE} or a number from {COUNTS[0]} on",
         )
     return Asked((REGIONS, LAYERS), count=int(text))
 
@@ -50,9 +50,9 @@ def parse_chunks(text: str) -> Asked | None:
 def reason_against(model: OpenModel, timeline: Timeline, budget_bytes: int) -> str:
     """Why a model gets no chunks; empty if it may."""
     if not timeline.session.priority_order or timeline.session.reuse:
-        return "a default session has an order of its own"
+        return "a default session chooses its own order"
     if model.graph.opset < OLDEST_OPSET or model.prepared.bounded:
         return "the opset is too old, or shapes are not known"
     if timeline.peak_with_workspace_bytes <= budget_bytes:
-        return "not needed: the budget holds"
+        return "not needed: within the budget"
     return ""

@@ -63,7 +63,7 @@ class ChunkRegions:
         start = sized(model, timeline)
         state, choices = self._chosen(start)
         if not choices:
-            return Applied(model, note="no region would save anything")
+            return Applied(model, note="no region saves anything")
         if not self.count:
             state, choices = _refined(start, state, choices)
         return Applied(

@@ -59,9 +59,9 @@ def candidates(state: State, least_bytes: float) -> Iterator[Candidate]:
         for axis in range(len(shape)):
             if shape[axis] < COUNTS[0]:
                 continue
-            found = _alike(facts, seed, axis)
+            found = alike(facts, seed, axis)
             key = tuple(tuple(region.uses.items()) for region in found.regions)
-            if found.regions and key not in seen and not _has_pieces(state, found.regions):
+            if found.regions and key not in seen and not has_pieces(state, found.regions):
                 seen.add(key)
                 yield found
 
@@ -78,12 +78,12 @@ def again(state: State, candidate: Candidate) -> Candidate | None:
         if region is None or any(region.uses.keys() & other.uses.keys() for other in regions):
             return None
         regions.append(region)
-    if _has_pieces(state, regions):
+    if has_pieces(state, regions):
         return None
     return Candidate(candidate.seeds, candidate.axis, tuple(regions))
 
 
-def _has_pieces(state: State, regions: Iterable[Region]) -> bool:
+def has_pieces(state: State, regions: Iterable[Region]) -> bool:
     """Whether nodes of chunks would go into chunks again, where no proof follows them."""
     graph = state.model.graph
     made = (t for region in regions for n in region.uses for t in graph.nodes[n].writes)
@@ -112,7 +112,7 @@ def _kind(graph: Graph, tensor: int) -> tuple[object, ...]:
     return graph.nodes[value.producer].key, value.shape, value.dtype
 
 
-def _alike(facts: Facts, seed: int, axis: int) -> Candidate:
+def alike(facts: Facts, seed: int, axis: int) -> Candidate:
     """The region around a tensor, and those around others of its kind that share no node."""
     graph = facts.graph
     smallest = graph.tensors[seed].nbytes // _FOLLOWED

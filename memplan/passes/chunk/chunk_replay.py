@@ -42,7 +42,8 @@ class ChunkReplay:
         if not done:
             return Applied(model, note="the parts that went into chunks are not there")
         whole = "as planned" if len(done) == len(self.decisions) else "those that are there"
-        return Applied(stated(state.model), f"{counted(len(done), 'part')}, {whole}", tuple(done))
+        note = f"{counted(len(done), 'part')}, {whole}"
+        return Applied(stated(state.model), note, tuple(done), judged=True)
 
 
 def _found(state: State, decision: ChunkDecision) -> Sequence[Region]:

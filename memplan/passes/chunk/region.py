@@ -1,12 +1,43 @@
 """Regions: nodes that can run together, chunk after chunk, around a large tensor.
 
-A region grows from a tensor along an axis, over every tensor that is large: its producer and its
-readers join it if they have a use that agrees with those that did. Where tensors are small, it
-ends. What it reads from outside is sliced; what others read of it is joined, or summed.
+**Why chunks.** Recomputation never goes below the floor: what one node reads and makes must be in
+memory at once. In a language model that is the logits, whose rows and classes multiply: GPT-2 small
+with 8 x 1024 tokens has a floor of 5.07 GiB, and no order, budget or planner changes that. But a
+slice of the rows can go through logits, loss and both gradients before the next slice begins.
+Forward and backward of a chunk stand together, so nothing is computed twice: the floor falls to
+0.93 GiB at the FLOPs of before.
 
-Nodes outside may lie on a way from the region into the region again. Where they are few and small
-they join it; else it falls into *blocks*, one behind the other (forward and backward of attention):
-a block runs all its chunks before the next begins, and hands on pieces, which nobody joins.
+**What may run in chunks** is a question about axes, not about operators. A *use* of a node
+(:mod:`memplan.passes.chunk.uses`) names an axis of every tensor that it touches, such that the same
+range along all of them computes that range of the output, or a summand of it. Rows of a product,
+any axis of an elementwise operator, all axes of a softmax but its own, both inner axes of a product
+(a summand), a ``Reshape`` with as many elements before both axes. An operator without such a rule
+has no use and ends the region: batch statistics, random numbers, bodies.
+
+**Growth.** A region grows from a tensor along one axis, over every tensor that is large: its
+producer and its readers join if they have a use that agrees with those that did. Where tensors are
+small, it ends. What it reads from outside is sliced; what others read of it is joined, or summed:
+the gradient of a weight is a sum over chunks.
+
+**Cycles and blocks.** The region is to become one place in the graph, and a way from it through
+nodes outside back into it would be a cycle. Where such nodes are few and small they join: the row
+sums of a softmax, computed in parts. Else the region falls into *blocks*, one behind the other:
+forward and backward of attention lie far apart, with the rest of the network between them. A block
+runs all its chunks before the next begins, and hands on *pieces*, which are never joined: the stash
+of a block stays in pieces, and the planner keeps or recomputes them one by one.
+
+**What it does not reach.** The rest of a peak is the stash that layers hand to their backward part.
+No region around one large tensor gets at it, as forward and backward of a layer are far apart. A
+batch axis, however, goes through nearly every node, so all nodes around the loss are a region as
+well: :mod:`memplan.passes.chunk.turn` finds it with the same uses over tensors of every size, and
+takes 82% off the peak of that GPT-2. ``Dropout``, batch statistics and convolutions are not cut, so
+classifiers of images gain little: 3.5% for a ViT-B/16, nothing for an EfficientNet-B0.
+
+**Who decides.** Not this module. Regions of all kinds are tried by simulation
+(:mod:`memplan.passes.chunk.choose_chunks`), and the planner takes the cheapest plan of those
+without chunks, with regions and with layers. And not on its word: the proof follows slices, parts
+and sums by axis rules that it reads from the same operator book, and the result of a sum in another
+order is equal up to rounding, which reports say (:mod:`memplan.equivalence.parts`).
 """
 
 from __future__ import annotations

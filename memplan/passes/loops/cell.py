@@ -54,7 +54,7 @@ class ScanRecompute:
                     "body",
                     f"there are: {listed(names, _LISTED)}"
                     if names
-                    else f"there is no {self.loops}",
+                    else f"the graph has no {self.loops}",
                 )
 
 

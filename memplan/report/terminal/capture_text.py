@@ -1,4 +1,4 @@
-"""``memplan capture`` as text: what was captured, by which road, and what to feed."""
+"""``memplan capture`` as text: what was captured, by which road, and its inputs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 def render(result: Capture, *, details: bool = False) -> Group:
     """The graph, the road, inputs and notes; ``details`` lists every name."""
-    lines = [f"by {counted(len(result.trained), 'parameter')}: {listed(result.trained, details)}"]
+    trained = counted(len(result.trained), "parameter")
+    lines = [f"trains {trained}: {listed(result.trained, details)}"]
     if result.frozen:
         frozen = counted(len(result.frozen), "frozen parameter")
         what = "inputs that no step changes" if result.frozen_inputs else "constants of the graph"
         lines.append(f"{frozen}, {what}: {listed(result.frozen, details)}")
     feeds = [f"'{name}' [{', '.join(result.sizes[name])}]" for name in result.batch]
-    lines.append("to feed: " + ", ".join(feeds))
+    lines.append("inputs: " + ", ".join(feeds))
     if result.optimizer is None:
         lines.append("no optimizer: the gradients are outputs")
     else:

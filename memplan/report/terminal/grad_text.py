@@ -39,9 +39,9 @@ def _differentiated(result: TrainingGraph, details: bool) -> Iterator[str]:
     """By what, what not, and what a user should know."""
     wrt, left = result.wrt, result.not_trained
     if result.nodes[Phase.BACKWARD]:
-        yield f"by {counted(len(wrt), 'tensor')}: {listed(wrt, details)}"
+        yield f"gradients of {counted(len(wrt), 'tensor')}: {listed(wrt, details)}"
     if left:
-        yield f"not by {counted(len(left), 'tensor')}: {listed(left, details)} (see --wrt)"
+        yield f"none of {counted(len(left), 'tensor')}: {listed(left, details)} (see --wrt)"
     if result.class_axis is not None:
         yield f"classes lie along axis {result.class_axis} (see --class-axis)"
     if result.statistics.renewed:
@@ -71,10 +71,10 @@ def _controls(hyperparameters: Mapping[str, float], contract: Contract) -> Itera
     """Inputs that may be fed, and the counter."""
     if hyperparameters:
         shown = ", ".join(f"'{name}' ({value:g})" for name, value in hyperparameters.items())
-        yield f"may be fed, float32 scalars (otherwise): {shown}"
+        yield f"optional inputs, float32 scalars (default): {shown}"
     for new, old in contract.new_values.items():
         if contract.roles.get(old) is Role.STEP_COUNTER:
-            yield f"counts itself: '{old}', which begins at 1 and goes on as '{new}'"
+            yield f"step counter: '{old}' starts at 1 and continues as '{new}'"
 
 
 def _feed_back(new_values: Mapping[str, str]) -> str:

@@ -46,7 +46,7 @@ def _lines(result: LoweredGraph, details: bool) -> Iterator[str]:
         controls = contract.named(Role.HYPERPARAMETER, Role.STEP_COUNTER)
         yield f"inputs with defaults: {listed(controls, details)}"
     batch = contract.named(Role.BATCH)
-    yield "to feed: " + listed(batch, details)
+    yield "inputs: " + listed(batch, details)
     if contract.new_values:
         new, old = next(iter(contract.new_values.items()))
         yield (

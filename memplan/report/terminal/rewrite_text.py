@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 
 from memplan.ir.roles import Role
+from memplan.ops.memory import in_kinds
+from memplan.planning.certificate import certificate, no_bound
 from memplan.planning.forms.on_host import ON_HOST
 from memplan.report.terminal.blocks import Blocks, backward_at, curve
 from memplan.report.terminal.loops_text import changed_table
@@ -16,7 +18,7 @@ from memplan.report.terminal.passes import removed_lines
 from memplan.report.terminal.state_text import doubt_lines, state_lines
 from memplan.report.terminal.tables import Table, group, line, notes, section
 from memplan.simulate.step_work import compare_work
-from memplan.units import counted, echo_size, format_bytes, format_delta
+from memplan.units import counted, echo_size, format_bytes, format_delta, listed
 
 if TYPE_CHECKING:
     from memplan.api.rewrite.rewriting import Rewrite
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
     from memplan.planning.plan import Plan
 
 _OPERATORS_SHOWN = 12
-# A gap, in percentage points, that is rounding and nothing else.
-_OPTIMAL_POINTS = 0.0005
 
 
 def render(result: Rewrite, *, details: bool = False) -> Group:
@@ -83,9 +83,9 @@ def _headline(result: Rewrite) -> str:
             f"{100 * result.extra_cost_fraction:.2f}% more time ({source})"
         )
     if result.original.timeline.peak_with_workspace_bytes <= result.budget_bytes:
-        return f"the budget already holds: peak {peak}, nothing is recomputed"
-    how = "what is free" if result.passes else "node order"
-    return f"fits by {how} alone: peak {peak}, nothing is recomputed"
+        return f"already within the budget: peak {peak}, nothing recomputed"
+    how = "free savings" if result.passes else "node order"
+    return f"fits by {how} alone: peak {peak}, nothing recomputed"
 
 
 def _selections_table(result: Rewrite) -> Table:
@@ -122,45 +122,40 @@ def _planning_line(result: Rewrite) -> str:
     these = ", for these chunks" if result.chunked and plan.clones else ""
     how = f"strategy {plan.strategy}, {plan.planning_seconds:.2f} s"
     if result.replay is not None:
-        how = f"plan applied {'as it stands' if result.replay.exact else 'as far as it holds'}"
+        how = f"plan applied {'in full' if result.replay.exact else 'as far as it still holds'}"
     return f"{how}; {_how_good(plan)}{these}"
 
 
 def _how_good(plan: Plan) -> str:
     """What the bound says of the plan."""
-    bound = f"no plan takes less than {100 * plan.bound_fraction:.2f}% more time"
-    gap = 100 * (plan.extra_cost_fraction - plan.bound_fraction)
-    if plan.bound_kind.startswith(("none", "trivial")):
-        if not plan.clones and not plan.offloaded:
-            return "nothing is recomputed"
-        return f"how much less a plan could cost is not known ({plan.bound_kind})"
-    whatever = "any order" if plan.bound_kind == "order-free" else plan.bound_kind
-    if gap < _OPTIMAL_POINTS:
-        return f"optimal: {bound} ({whatever})"
-    digits = 2 if gap >= 0.01 else 3
-    return f"within {gap:.{digits}f} points of the best possible: {bound} ({whatever})"
+    if not plan.clones and not plan.offloaded and no_bound(plan.bound_kind):
+        return "nothing recomputed"
+    return certificate(plan.extra_cost_fraction, plan.bound_fraction, plan.bound_kind)
 
 
 def _bits_line(result: Rewrite) -> str:
     """Whose bits the new file computes: fused kernels round differently from the nodes apart."""
+    level = f"at the same optimization level ({result.optimize_level})"
     if result.equivalence.redrawn:
-        return "its bits: not those of the original, as random numbers are drawn in another order"
+        return "outputs differ from the original's, as random numbers are drawn in another order"
     if result.equivalence.rounded:
-        fused = "" if result.optimize_level == "none" else f" ({result.optimize_level})"
-        return f"its bits: those of the original under the same fusions{fused}, but for rounding"
+        where = "" if result.optimize_level == "none" else f" {level}"
+        return f"outputs match the original{where} up to rounding"
     if result.plain is not None:
-        return "its bits: those of the original in a plain session, which fuses both alike"
+        return (
+            "outputs are bit-identical to the original in a plain session, which fuses both alike"
+        )
     if result.optimize_level == "none":
-        return "its bits: those of the original in a tuned session, which is not fused either"
+        return "outputs are bit-identical to the original in a tuned session, unoptimized like it"
     return (
-        f"its bits: those of the original under the same fusions ({result.optimize_level}); "
-        "--optimize none keeps those of the file itself"
+        f"outputs are bit-identical to the original {level}; --optimize none matches the "
+        "unoptimized file"
     )
 
 
 def equivalence_line(found: Equivalence) -> str:
     """What is proved of the new graph: that it computes what the graph before any plan did."""
-    counts = [f"{counted(found.kept, 'node')} as before"]
+    counts = [f"{counted(found.kept, 'node')} unchanged"]
     counts += [f"{found.recomputed} recomputed"] if found.recomputed else []
     counts += [f"{found.explained} explained by a rule"] if found.explained else []
     counts += [counted(found.pins, "pin")] if found.pins else []
@@ -168,13 +163,12 @@ def equivalence_line(found: Equivalence) -> str:
     if found.assumed:
         loops = counted(len(found.assumed), "loop")
         return (
-            f"equivalent by construction ({', '.join(counts)}) apart from {loops} whose body "
-            f"changed ({found.assumed[0]}{', ...' if len(found.assumed) > 1 else ''}): validate "
-            "compares what they give"
+            f"equivalent by construction ({', '.join(counts)}) apart from {loops} with a new body "
+            f"({listed(found.assumed, 1)}), whose outputs validate compares"
         )
     if found.rounded:
         return (
-            f"the same by construction ({', '.join(counts)}), but for rounding: "
+            f"the same by construction up to rounding ({', '.join(counts)}): "
             f"{counted(len(found.rounded), 'tensor')} ({'; '.join(found.rounding)})"
         )
     return f"equivalent by construction: {', '.join(counts)}"
@@ -237,14 +231,7 @@ def _recomputed_table(result: Rewrite) -> Table:
 
 
 def _refusal_line(result: Rewrite) -> str:
-    reasons: dict[str, list[str]] = {}
-    for name, reason in result.plan.refusals.items():
-        reasons.setdefault(reason, []).append(name)
-    parts = [
-        f"{len(names)} × {reason} ({names[0]}{', ...' if len(names) > 1 else ''})"
-        for reason, names in reasons.items()
-    ]
-    return "never recomputed: " + "; ".join(parts)
+    return "never recomputed: " + in_kinds(result.plan.refusals.values())
 
 
 def _added_line(plain: PlainModel) -> str:
@@ -253,28 +240,28 @@ def _added_line(plain: PlainModel) -> str:
     more = plain.timeline.peak_with_workspace_bytes - plain.tuned_peak_bytes
     return (
         f"added for plain sessions: {named} ({counted(plain.added_nodes, 'small node')}, no "
-        f"copies); a tuned session takes {format_bytes(plain.tuned_peak_bytes)}, a plain one "
-        f"{format_delta(more)}"
+        f"copies); a tuned session peaks at {format_bytes(plain.tuned_peak_bytes)}, a plain one "
+        f"at {format_delta(more)}"
     )
 
 
 def _loading_lines(result: Rewrite) -> list[str]:
     if result.plain is not None:
         return [
-            "load it with every option on its default, in any language:",
+            "load it with default options, in any language:",
             f'    session = onnxruntime.InferenceSession("{result.output}")',
         ]
     if result.timeline.graph.state is not None:
         contract = result.original.contract
         batch = contract.named(Role.BATCH) if contract is not None else ()
         return [
-            "train with it (the budget holds where new values are written over the old ones):",
+            "train with it; the budget holds when weights are updated in place:",
             f'    trainer = memplan.Trainer("{result.output}")',
             f"    loss = trainer.step({_as_arguments(batch)})",
             f"or  memplan run {result.output} --data FILE.npz --steps N",
         ]
     return [
-        "load it (the budget holds in a tuned session only):",
+        "load it in a tuned session, the only kind in which the budget holds:",
         f'    session = memplan.load("{result.output}")',
         "or  session = onnxruntime.InferenceSession(path, memplan.session_options(path))",
     ]

@@ -1,6 +1,45 @@
 """The search: greedy from several orders, then large-neighbourhood search, anytime.
 
-Everything that runs often is compiled; this module only decides what to run next and when to stop.
+**Why local search and not a solver.** Exact formulations do not reach training graphs on two cores:
+Checkmate's integer program is practical up to about 100 nodes, and Moccasin's constraint program
+took 36 to 45 seconds for its random graph of 100 nodes and found no plan at all in 200 to 300
+seconds for those of 250 and 500. In a prototype, greedy repair and pruning found the proven optimum
+of six of 23 public points in a millisecond each, and with large-neighbourhood search of 16 within
+ten seconds. So plans come from here, and what a solver is good at, bounds, comes from
+:mod:`memplan.solver.bound.order_free`.
+
+**What a round does** (:mod:`memplan.solver.search.neighbourhood`): take some recomputations out,
+move some nodes, repair, prune, and keep the result if it is cheaper, or early on nearly as cheap.
+*Repair* goes to a step that is over the budget and takes the move with the most excess saved per
+second of recomputation: a storage leaves memory between two of its reads and is made again right
+before the second, as late as can be. Excess is bytes over the budget *summed over steps*. The peak
+would be the wrong guide: on a plateau, most moves that help do not lower it. *Prune* then takes out
+every recomputation without which the budget still holds, costliest first.
+
+**How deep a recomputation goes.** Inputs that are dead by then are kept alive longer or made again
+too, down to a depth. There is no good constant. A GPT of 24 layers at 30% of its peak needs more
+than two (depth 2 ends at 1.9 times the budget), while depth 2 found the best plans of the random
+graphs of 500 and 1,000 nodes. So greedy runs at several depths, and each round draws its own.
+
+**Orders.** Recomputation alone leaves out half of the question: with the order free, the random
+graph of 250 nodes costs 0.30% instead of 4.26%, and on a U-Net at half of its peak a free order
+beats the *bound* of the fixed one. Moving nodes inside the neighbourhood search diluted it on
+ResNet-50, where plans got worse for the same time; most training graphs come from autodiff in a
+nearly ideal order. So whole new orders are starts (:mod:`memplan.solver.search.starts`): the
+file's, beams of several widths, good plans shaken. None is best for recomputation, and which one is
+shows only at the end, so each is tried for a short time and the best few for longer. Published
+planners' plans are starts as well, and those that the certificate's solutions describe, which local
+moves hardly find: a plan is never worse than theirs.
+
+**Where nothing fits** greedy is stuck in front of its aim. Aiming lower than asked for helps
+(:mod:`memplan.solver.search.lowest_peak`): the plan for less can be the easier one.
+
+**When to stop.** By the clock, at the target that the certificate sets (within ``gap`` of the
+bound), when nothing has come for long, or after a number of rounds: then nothing looks at a clock,
+and the same plan comes out on every machine. A round on 100,000 nodes takes long, so the search
+learns how long before it begins the next.
+
+Everything that runs often is compiled; this module only decides what to run next.
 """
 
 from __future__ import annotations

@@ -141,11 +141,11 @@ def parse_strategy(text: str) -> Strategy:
     """
     spec = split_spec(text)
     if spec is None:
-        raise UsageError(f"'{text}' is not a strategy", "write NAME or NAME{option=value,...}")
+        raise UsageError(f"expected a strategy, got '{text}'", "as NAME or NAME{option=value,...}")
     offers = _offers()
     if spec.name not in offers:
         raise UsageError(
-            f"there is no strategy '{spec.name}'",
+            f"unknown strategy '{spec.name}'",
             f"{did_you_mean(spec.name, offers)}strategies: {', '.join(offers)}",
         )
     return cast(Strategy, build(only(offers[spec.name]).strategy(), spec, "strategy"))

@@ -104,13 +104,13 @@ def build(kind: type[Kind], spec: Spec, noun: str, where: str = "") -> Kind:
 
 def _value(option: Option, text: str, where: str) -> int | float | str:
     if option.allowed and text not in option.allowed:
-        raise UsageError(f"{where}: there is no such word", f"words: {', '.join(option.allowed)}")
+        raise UsageError(f"{where}: unknown value", f"values: {', '.join(option.allowed)}")
     if isinstance(option.default, str):
         return text
     if isinstance(option.default, float):
         return _number(text, where)
     if not (text.isascii() and text.isdigit()):
-        raise UsageError(f"{where}: a whole number is wanted")
+        raise UsageError(f"{where}: expected a whole number")
     return int(text)
 
 
@@ -120,5 +120,5 @@ def _number(text: str, where: str) -> float:
     except ValueError:
         value = float("nan")
     if not 0 <= value < float("inf"):
-        raise UsageError(f"{where}: a number of at least 0 is wanted")
+        raise UsageError(f"{where}: expected a number of at least 0")
     return value

@@ -131,8 +131,8 @@ def test_an_inference_graph_gets_one_answer_and_the_command_to_type(tmp_path: Pa
     command = f"memplan grad '{path}' -o '{tmp_path}/net work.step.onnx'"
     command += " --loss cross-entropy --logits y"
     notes = memplan.analyze(path).assumptions
-    assert any("there is no backward part" in note and command in note for note in notes)
-    with pytest.raises(memplan.MemplanError, match="there is no backward part") as caught:
+    assert any("the graph has no backward part" in note and command in note for note in notes)
+    with pytest.raises(memplan.MemplanError, match="the graph has no backward part") as caught:
         memplan.rewrite(path, "1B", dry_run=True)
     assert caught.value.exit_code == 4
     assert command in caught.value.hint

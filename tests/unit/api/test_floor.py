@@ -30,7 +30,7 @@ KIB = 1024
 
 def test_a_node_sets_it_and_chunks_could_lower_it() -> None:
     found = analyze_open(open_text(WIDE), TUNED).floor
-    assert "needs at once: " in found.reason
+    assert "which needs " in found.reason
     assert "--chunk auto" in found.lowered_by
     resident = 16 * 1024 * 4 + 8 * 3
     assert (found.nbytes - resident) // KIB >= 3 * 256
@@ -42,7 +42,7 @@ def test_a_node_sets_it_and_chunks_could_lower_it() -> None:
         simulate(open_text(WIDE).graph, TUNED),
         chunked=True,
     )
-    assert "no region" in chunked.lowered_by
+    assert "nothing left to divide" in chunked.lowered_by
 
 
 def test_outputs_set_it() -> None:

@@ -151,7 +151,7 @@ def test_peers_by_name(text: str, wanted: object) -> None:
 def test_a_wrong_word_is_explained() -> None:
     with pytest.raises(UsageError) as caught:
         peer_or_strategy("dtr{heuristic=h_best}")
-    assert caught.value.message == "dtr{heuristic=h_best}: there is no such word"
+    assert caught.value.message == "dtr{heuristic=h_best}: unknown value"
     assert caught.value.hint == "words: h_eq, h_local"
 
 

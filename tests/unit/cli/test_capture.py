@@ -78,7 +78,7 @@ def test_what_the_users_code_prints_is_not_the_answer(
 
 def test_there_is_no_capture_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["capture", "train.py:f", "-o", "-"]) == 2
-    assert "capture writes a file" in capsys.readouterr().err
+    assert "capture cannot write to stdout" in capsys.readouterr().err
 
 
 def test_forms_of_dynamic() -> None:

@@ -98,7 +98,7 @@ def test_did_you_mean(arguments: list[str], problem: str, meant: str, run: Mempl
     done = run(*arguments)
     assert done.returncode == 2
     error, hint = done.stderr.splitlines()
-    assert error == f"error: there is no {problem}"
+    assert error == f"error: unknown {problem}"
     assert hint.startswith("hint: did you mean ")
     assert meant in hint
 

@@ -139,7 +139,7 @@ def test_a_form_without_a_place_for_it_refuses_a_frontier_before_the_work(
     assert terminal.run("analyze", "m.onnx", "--format", form, "--frontier", "-o", "x") == 2
     error, hint = terminal.getvalue().splitlines()
     assert error == (
-        f"error: --format {form} holds the memory of one step, and has no place for --frontier"
+        f"error: --format {form} holds the memory of one step and cannot hold --frontier"
     )
-    assert hint == "hint: text, json and html have"
+    assert hint == "hint: text, json and html can"
     assert not Path("x").exists()

@@ -13,9 +13,9 @@ from helpers.running import Memplan, runner
 from helpers.training_steps import long_skips
 
 BITS = {
-    "none": "its bits: those of the original in a tuned session, which is not fused either",
-    "extended": "its bits: those of the original under the same fusions (extended); --optimize "
-    "none keeps those of the file itself",
+    "none": "outputs are bit-identical to the original in a tuned session, unoptimized like it",
+    "extended": "outputs are bit-identical to the original at the same optimization level "
+    "(extended); --optimize none matches the unoptimized file",
 }
 
 

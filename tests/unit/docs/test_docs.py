@@ -227,7 +227,7 @@ def test_documents_that_the_code_names_exist() -> None:
 
 def test_readme_and_architecture_stay_short() -> None:
     assert (ROOT / "README.md").stat().st_size <= 7 * 1024
-    assert (DOCS / "ARCHITECTURE.md").stat().st_size <= 8 * 1024
+    assert (DOCS / "ARCHITECTURE.md").stat().st_size <= 11 * 1024
 
 
 def test_the_tree_of_the_architecture_is_the_tree() -> None:

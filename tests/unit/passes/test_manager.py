@@ -33,12 +33,12 @@ def test_passes_by_name() -> None:
     assert NAMES == ("elide", "prune", "release", "masks", "narrow", "order", "early-update")
     assert parse_passes("none") == ()
     assert parse_passes("order, elide") == ("elide", "order")
-    with pytest.raises(UsageError, match="no pass 'fuse'") as caught:
+    with pytest.raises(UsageError, match="unknown pass 'fuse'") as caught:
         parse_passes("elide,fuse")
     assert caught.value.hint == f"passes: {', '.join(KNOWN)}; or all, or none"
     assert parse_passes("products,all") == KNOWN
     assert (*NAMES[:5], "products", "order", "early-update") == KNOWN
-    with pytest.raises(UsageError, match="--passes leaves it out"):
+    with pytest.raises(UsageError, match="--passes leaves out"):
         make_passes(("elide",), ("a",))
     assert [type(p) for p in make_passes(NAMES, ("a",), 1.5)] == [
         Elide,
@@ -64,7 +64,7 @@ def test_a_pass_that_raises_the_peak_is_undone() -> None:
     steps = PassManager([Worse()]).run(better, simulate(better.graph, TUNED))  # type: ignore[list-item]
     assert steps[0].model is better
     assert not steps[0].changed
-    assert steps[0].note == "left out: a peak would rise"
+    assert steps[0].note == "left out: it would raise the peak"
 
 
 def test_steps_record_what_is_gone() -> None:

@@ -41,7 +41,7 @@ def test_an_index_within_its_window_takes_less(passes: tuple[object, ...]) -> No
     before = simulate(model.graph, TUNED)
     step = PassManager([Narrow()]).run(model, before)[0]
     assert step.timeline.peak_with_workspace_bytes < before.peak_with_workspace_bytes
-    assert step.note == "1 tensor of whole numbers"
+    assert step.note == "1 tensor of integers"
     assert PassManager([Narrow()]).run(step.model, step.timeline)[0].model is step.model
 
 

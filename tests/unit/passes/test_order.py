@@ -25,7 +25,7 @@ def test_a_default_session_keeps_its_order() -> None:
     timeline = simulate(model.graph, session_kind("default"))
     step = PassManager([Order()]).run(model, timeline)[0]
     assert step.model is model
-    assert step.note == "a default session has an order of its own"
+    assert step.note == "a default session chooses its own order"
 
 
 def test_the_given_order_is_the_model_itself() -> None:

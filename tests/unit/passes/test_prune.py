@@ -98,7 +98,7 @@ def test_dead_code_and_idle_results_go() -> None:
     assert list(model.prepared.proto.graph.node[0].output) == ["y"]
     assert [t.name for t in model.prepared.proto.graph.initializer] == ["ratio", "on"]
     found = Prune().apply(open_text(text), timeline_of(text))
-    assert found.note == "2 nodes, 1 result that nothing reads"
+    assert found.note == "2 nodes, 1 unused result"
     again = Prune().apply(model, simulate(model.graph, TUNED))
     assert again.model is model
 

@@ -96,7 +96,8 @@ def test_below_the_floor_nothing_is_tried() -> None:
     with pytest.raises(InfeasibleError, match="is below the floor 5,128 B") as caught:
         planned(4.5)
     assert (
-        "Concat double needs at once: b (2.00 KiB), a (1.00 KiB), n (1.00 KiB)" in caught.value.hint
+        "Concat double, which needs b (2.00 KiB), a (1.00 KiB), n (1.00 KiB) at once"
+        in caught.value.hint
     )
 
 

@@ -45,7 +45,7 @@ def test_targets_of_another_form(target: str) -> None:
 
 
 def test_a_missing_file() -> None:
-    with pytest.raises(UsageError, match=r"there is no file nowhere\.py"):
+    with pytest.raises(UsageError, match=r"nowhere\.py does not exist"):
         split_target("nowhere.py:f")
 
 

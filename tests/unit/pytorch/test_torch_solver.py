@@ -187,7 +187,7 @@ def test_the_report_as_json_and_as_text() -> None:
     assert sum(each["nbytes"] for each in kept) == found["saved_bytes"]
     assert {each["module"] for each in kept} & {"layers.0", "layers.1", "drop"}
     text = str(report)
-    assert "never recomputed: 3 x draws random numbers" in text
+    assert "never recomputed: 3 random operators" in text
     assert "saved for backward" in text
 
 

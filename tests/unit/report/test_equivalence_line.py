@@ -14,16 +14,16 @@ from memplan.report.terminal.rewrite_text import equivalence_line
 @pytest.mark.parametrize(
     ("found", "text"),
     [
-        (Equivalence(None, kept=1), "equivalent by construction: 1 node as before"),
+        (Equivalence(None, kept=1), "equivalent by construction: 1 node unchanged"),
         (
             Equivalence(None, kept=9, recomputed=2, explained=3, pins=1),
-            "equivalent by construction: 9 nodes as before, 2 recomputed, 3 explained by a rule, "
+            "equivalent by construction: 9 nodes unchanged, 2 recomputed, 3 explained by a rule, "
             "1 pin",
         ),
         (
             Equivalence(None, kept=9, assumed=("loop_a", "loop_b")),
-            "equivalent by construction (9 nodes as before) apart from 2 loops whose body changed "
-            "(loop_a, ...): validate compares what they give",
+            "equivalent by construction (9 nodes unchanged) apart from 2 loops with a new body "
+            "(loop_a and 1 more), whose outputs validate compares",
         ),
     ],
 )

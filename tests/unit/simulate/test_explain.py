@@ -176,7 +176,7 @@ def test_what_nobody_reads_says_so() -> None:
     }""")
         )
     )
-    assert held["unread"].held_by == "nobody reads it: held to the end"
+    assert held["unread"].held_by == "unused: held to the end"
 
 
 def test_what_the_peak_node_makes_names_its_reader() -> None:

@@ -42,7 +42,7 @@ def test_inputs_and_outputs_of_one_node() -> None:
     assert floor.plain.node == node(graph, "join").id
     assert pinned(graph, floor) == ["a", "b", "d"]
     assert floor.plain.describe(graph) == (
-        "Add join needs at once: a (1.00 KiB), b (1.00 KiB), d (1.00 KiB)"
+        "Add join, which needs a (1.00 KiB), b (1.00 KiB), d (1.00 KiB) at once"
     )
     # In the file's order c lies beside them; another order, or running c again, avoids that.
     assert max(kib(simulate(graph, TUNED))) == 4
@@ -113,7 +113,7 @@ def test_all_graph_outputs_are_there_at_the_end() -> None:
     assert floor.nbytes == 4 * KIB
     assert pinned(graph, floor) == ["p", "q", "r", "s"]
     assert floor.plain.describe(graph) == (
-        "the graph outputs, held at the end: p (1.00 KiB), q (1.00 KiB), r (1.00 KiB) and 1 more"
+        "the graph outputs, held to the end: p (1.00 KiB), q (1.00 KiB), r (1.00 KiB) and 1 more"
     )
 
 
@@ -159,7 +159,7 @@ def test_workspace_raises_the_bound_for_budgets_only() -> None:
     assert floor.with_workspace == 3 * KIB  # Softmax in place, with two transposed copies
     assert floor.plain.node == node(graph, "b").id
     assert floor.loaded.node == node(graph, "s").id
-    assert floor.loaded.describe(graph).startswith("Softmax s needs at once: a (1.00 KiB)")
+    assert floor.loaded.describe(graph).startswith("Softmax s, which needs a (1.00 KiB)")
 
 
 def test_what_a_loop_holds_inside_counts() -> None:

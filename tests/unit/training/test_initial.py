@@ -137,7 +137,7 @@ def test_a_step_that_renews_nothing_is_refused() -> None:
         "t (float[4] w, float[4] x) => (float loss, float[4] w_grad)"
         "{ q = Mul(w, x) loss = ReduceSum<keepdims = 0>(q) w_grad = Identity(x) }"
     )
-    with pytest.raises(MemplanError, match="makes gradients, and no new values"):
+    with pytest.raises(MemplanError, match="makes gradients but no new values"):
         require_update(read_step(gradients))
 
 

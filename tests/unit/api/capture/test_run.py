@@ -408,7 +408,7 @@ def test_options_stand_in_for_a_scaler_and_clipping() -> None:
         ({"optimizer": True, "clip_norm": -1.0}, "clip_norm is -1.0, not a positive number"),
         ({"optimizer": True, "clip_value": "much"}, "clip_value is 'much'"),
         ({"optimizer": True, "clip_norm": 1, "clip_value": 1}, "by clip_norm or by clip_value"),
-        ({"optimizer": True, "scaler": "slow"}, "slow: that is not a loss scale"),
+        ({"optimizer": True, "scaler": "slow"}, "slow: not a loss scale"),
     ],
 )
 def test_scalers_and_clipping_that_cannot_be_captured(settings: dict[str, Any], said: str) -> None:

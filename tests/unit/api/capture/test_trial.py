@@ -10,6 +10,7 @@ from onnx import helper
 pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 from memplan.api.capture.trial import _feed_draws
+from memplan.autodiff.counter_dropouts import CounterDropout, from_counter
 from memplan.pytorch.draws import NORMAL, UNIFORM, TorchDraw
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.session_options import session_options
@@ -74,6 +75,22 @@ def test_a_mask_is_that_of_the_draw() -> None:
     x = np.ones((2, 3), np.float32)
     _, mask = run(made, {"x": x, places[0]: draw.values()})
     np.testing.assert_array_equal(mask, draw.values() > 0.25)
+
+
+def test_a_mask_of_a_counter_takes_the_draw() -> None:
+    made = graph(
+        """g (float[2, 3] x) => (float[2, 3] y, bool[2, 3] m) <float ratio = {0.25}, bool yes = {1}>
+        { y, m = Dropout(x, ratio, yes) }"""
+    )
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    counted = from_counter(model, CounterDropout()).model.graph
+    draw = drawn(UNIFORM, (2, 3))
+    missing, places = _feed_draws(counted, [draw], {})
+    assert (missing, list(places)) == ("", [0])
+    x = np.ones((2, 3), np.float32)
+    y, mask, _ = run(counted, {"x": x, places[0]: draw.values()})
+    np.testing.assert_array_equal(mask, draw.values() > 0.25)
+    np.testing.assert_array_equal(y, mask / np.float32(0.75))
 
 
 TWO = """g (float[N, 3] x, float[2] z) => (float[N, 3] y, float[2] w) <float ratio = {0.5}, bool yes = {1}>

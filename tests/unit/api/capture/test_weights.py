@@ -71,5 +71,5 @@ def test_auto_puts_few_into_the_file_and_many_beside_it(tmp_path: Path) -> None:
     huge = {"a": Weight(TensorProto.FLOAT, (1 << 29,), lambda: b"")}
     with pytest.raises(UsageError, match="do not fit into one ONNX file"):
         choose_place("embed", huge, path)
-    with pytest.raises(UsageError, match="no output file"):
+    with pytest.raises(UsageError, match="requires an output file"):
         choose_place("copy", weights(), None)

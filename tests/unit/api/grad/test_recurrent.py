@@ -31,7 +31,7 @@ def run(
 def test_report(run: Memplan) -> None:
     result = run("grad", "f.onnx", "-o", "t.onnx", "--loss", "loss", "--dim", f"N={BATCH}")
     assert result.returncode == 0, result.stderr
-    assert "by 3 tensors: W, R, B" in result.stdout
+    assert "gradients of 3 tensors: W, R, B" in result.stdout
 
 
 def test_json(run: Memplan, tmp_path: Path) -> None:

@@ -55,8 +55,8 @@ def test_report(run: Memplan, tmp_path: Path) -> None:
     result = run("grad", "f.onnx", "-o", "t.onnx", "--loss", "loss")
     assert result.returncode == 0, result.stderr
     assert "f.onnx: loss 'loss', " in result.stdout
-    assert "by 2 tensors: fc1_weight, fc2_weight" in result.stdout
-    assert "not by 3 tensors: half, x, target (see --wrt)" in result.stdout
+    assert "gradients of 2 tensors: fc1_weight, fc2_weight" in result.stdout
+    assert "none of 3 tensors: half, x, target (see --wrt)" in result.stdout
     assert "wrote t.onnx" in result.stdout
     assert outputs(tmp_path / "t.onnx") == ["p", "loss", "fc2_weight_grad", "fc1_weight_grad"]
     assert inputs(tmp_path / "t.onnx") == ["x", "target", "mask", "fc1_weight", "fc2_weight"]
@@ -131,7 +131,7 @@ def test_cross_entropy(run: Memplan, tmp_path: Path) -> None:
         (["--loss", "mse", "--logits", "q"], 3, "no float tensor of that name"),
         (["--loss", "loss", "--wrt", "mask"], 3, "'mask' does not lead to the loss"),
         (["--loss", "loss", "--wrt", "nothing"], 2, "no float input or initializer of that name"),
-        (["--loss", "loss", "--optimizer", "lamb"], 2, "there is no such optimizer"),
+        (["--loss", "loss", "--optimizer", "lamb"], 2, "unknown --optimizer lamb"),
         (["--loss", "loss", "--class-axis", "1"], 2, "--class-axis"),
         (["--loss", "cross-entropy", "--logits", "p", "--class-axis", "2"], 2, "2 dimensions"),
     ],

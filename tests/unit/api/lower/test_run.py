@@ -37,7 +37,7 @@ def test_report(run: Memplan) -> None:
         "2 nodes of onnxruntime-training replaced: SoftmaxCrossEntropyLossGrad (1), ReluGrad (1)",
         "4 trained parameters: fc1.weight, fc1.bias, fc2.weight, fc2.bias",
         "1 frozen parameter: fc1.gate",
-        "to feed: x, labels",
+        "inputs: x, labels",
         "gradients: 4 outputs, 'fc1.weight_grad' of 'fc1.weight' and so on",
         "wrote step.onnx",
     ):

@@ -107,7 +107,7 @@ def test_a_plan_over_budget_says_what_it_reaches(inside: Memplan) -> None:
     error, hint = done.stderr.splitlines()[-2:]
     assert error.startswith("error: strategy 'speed' reaches a peak of ")
     assert ", above the budget of " in error
-    assert hint.startswith("hint: it makes the same plan for every budget: give ")
+    assert hint.startswith("hint: it makes the same plan for every budget: allow ")
     assert inside("rewrite", MODEL, "--strategy", "greedy").returncode == 2  # needs a budget
 
 

@@ -106,14 +106,14 @@ def test_where_none_is_confirmed_the_lowest_peak_is_told(monkeypatch: pytest.Mon
     with pytest.raises(InfeasibleError) as caught:
         rewritten(replace(SEARCH, budget=parse_budget("8400")))
     assert caught.value.exit_code == 4
-    assert "the lowest peak that its check confirms is 8,500 B" in caught.value.message
+    assert "the lowest verified peak is 8,500 B" in caught.value.message
 
 
 def test_where_the_check_names_no_figure_its_reason_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(proved, "ensure", rejecting(9, None))
-    with pytest.raises(InfeasibleError, match=r"that its check confirms \(for once\)"):
+    with pytest.raises(InfeasibleError, match=r"that passes verification \(for once\)"):
         rewritten(replace(SEARCH, budget=parse_budget("90%")))
 
 

@@ -98,7 +98,7 @@ def test_without_the_option_nothing_is_said(model: Path) -> None:
         ({"strategy": "search{order=0}"}, "does not know what is offloaded"),
         ({"session": "default"}, "a tuned session alone keeps"),
         ({"host_link": parse_size("50%")}, "bytes per second in each direction"),
-        ({"offload": False, "host_link": parse_size("25GB")}, "the speed of what --offload copies"),
+        ({"offload": False, "host_link": parse_size("25GB")}, "--host-link requires --offload"),
     ],
 )
 def test_what_cannot_be_had_is_refused(model: Path, more: dict[str, Any], why: str) -> None:

@@ -111,5 +111,5 @@ def test_the_text_says_what_is_gone_and_what_was_saved(inside: Memplan) -> None:
     text = " ".join(found.stdout.split())
     assert "removed by --wrt, 42 outputs: norm.weight_new, " in text
     assert " and 34 more" in text
-    assert "fits by what is free alone" in text
+    assert "fits by free savings alone" in text
     assert "A narrower --wrt would free" in inside("analyze", MODEL).stdout

@@ -209,7 +209,7 @@ EDITS: list[tuple[Edit, str]] = [
     (lambda plan: plan["settings"].update(device="abacus"), "device profile"),
     (
         lambda plan: plan["passes"].append({"name": "magic", "changed": True}),
-        r"passes\[\d+\]: there is no pass 'magic'",
+        r"passes\[\d+\]: unknown pass 'magic'",
     ),
     (lambda plan: plan.update(budget_bytes=1000), "over the budget"),
 ]

@@ -49,7 +49,7 @@ def test_seconds_replace_rounds() -> None:
 
 
 def test_an_unknown_strategy_is_wrong_use() -> None:
-    with pytest.raises(UsageError, match="there is no strategy"):
+    with pytest.raises(UsageError, match="unknown strategy"):
         planned_by(strategy="magic", effort=7)
 
 

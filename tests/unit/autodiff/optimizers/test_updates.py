@@ -254,15 +254,15 @@ BAD = [
     ("sgd{no_decay=b*}", "no weights decay anyway"),
     ("adamw{no_decay=b*+nothing*}", r"no_decay=nothing\*}: no trained tensor"),
     ("sgd{clip_norm=1,clip_value=1}", "by clip_norm or by clip_value"),
-    ("momentum{nesterov=2}", "0 or 1 is wanted"),
-    ("adam{amsgrad=2}", r"adam\{amsgrad=2\}: 0 or 1 is wanted"),
-    ("sgd{maximize=3}", "0 or 1 is wanted"),
-    ("rmsprop{centered=2}", "0 or 1 is wanted"),
-    ("radam{decoupled_weight_decay=2}", "0 or 1 is wanted"),
-    ("muon{adjust_lr_fn=mine}", "adjust_lr_fn=mine}: there is no such word"),
+    ("momentum{nesterov=2}", "expected 0 or 1"),
+    ("adam{amsgrad=2}", r"adam\{amsgrad=2\}: expected 0 or 1"),
+    ("sgd{maximize=3}", "expected 0 or 1"),
+    ("rmsprop{centered=2}", "expected 0 or 1"),
+    ("radam{decoupled_weight_decay=2}", "expected 0 or 1"),
+    ("muon{adjust_lr_fn=mine}", "adjust_lr_fn=mine}: unknown value"),
     ("momentum{nesterov=1,dampening=0.1}", "no dampening"),
     ("momentum{nesterov=1,momentum=0}", "needs a momentum"),
-    ("adamw{clip_norm=-1}", "at least 0 is wanted"),
+    ("adamw{clip_norm=-1}", "expected a number of at least 0"),
 ]
 
 

@@ -54,7 +54,7 @@ def test_parse(text: str, asked: Asked | None) -> None:
 
 @pytest.mark.parametrize("text", ["1", "0", "-2", "many", "2.0"])
 def test_parse_refuses(text: str) -> None:
-    with pytest.raises(UsageError, match="not a number of chunks"):
+    with pytest.raises(UsageError, match="expected a number of chunks"):
         parse_chunks(text)
 
 
@@ -102,14 +102,14 @@ def test_results_are_those_of_the_whole(text: str, seed: str, count: int) -> Non
 
 def test_an_axis_that_does_not_divide_stays_whole() -> None:
     before, after, note = chunked_by_pass(BIG, count=3)
-    assert note == "no region would save anything"
+    assert note == "no region saves anything"
     assert after.model is before.model
 
 
 def test_a_budget_that_holds_needs_no_chunks() -> None:
     state = state_from(BIG)
     before, after, note = chunked_by_pass(BIG, budget=state.peak_bytes)
-    assert note == "not needed: the budget holds"
+    assert note == "not needed: within the budget"
     assert after.model is before.model
 
 

@@ -55,14 +55,14 @@ def test_strategies_by_name(text: str, wanted: object) -> None:
     [
         (
             "best",
-            "there is no strategy 'best'",
+            "unknown strategy 'best'",
             "strategies: auto, collection, greedy, list, memory, min-cut, mirror",
         ),
         ("search{depth=3}", "strategy 'search' has no option 'depth'", "seed"),
         ("greedy{seed=1}", "strategy 'greedy' has no option 'seed'", "it has: none"),
-        ("search{seed=x}", "search{seed=x}: a whole number is wanted", ""),
-        ("search{seed}", "search{seed=}: a whole number is wanted", ""),
-        ("search{seed=-1}", "search{seed=-1}: a whole number is wanted", ""),
+        ("search{seed=x}", "search{seed=x}: expected a whole number", ""),
+        ("search{seed}", "search{seed=}: expected a whole number", ""),
+        ("search{seed=-1}", "search{seed=-1}: expected a whole number", ""),
         ("search{seed=1", "'search{seed=1' is not a strategy", "NAME{option=value,...}"),
         ("", "'' is not a strategy", "NAME"),
     ],

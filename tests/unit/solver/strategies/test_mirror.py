@@ -257,7 +257,7 @@ def test_forward_nodes_must_be_known() -> None:
 
 def test_options() -> None:
     assert parse_strategy("mirror{times=2,test=0}") == Mirror(times=2, test=0)
-    with pytest.raises(UsageError, match="no such word"):
+    with pytest.raises(UsageError, match="unknown value"):
         parse_strategy("mirror{function=size}")
 
 

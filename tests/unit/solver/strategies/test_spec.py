@@ -69,13 +69,13 @@ def test_fields_are_options() -> None:
     [
         ("{cuont=1}", "thing 'machine' has no option 'cuont'", "did you mean 'count'? it has: "),
         ("{zzz=1}", "thing 'machine' has no option 'zzz'", "it has: count, gear, label, rate"),
-        ("{rate=x}", "machine{rate=x}: a number of at least 0 is wanted", ""),
-        ("{rate=-1}", "machine{rate=-1}: a number of at least 0 is wanted", ""),
-        ("{rate=nan}", "machine{rate=nan}: a number of at least 0 is wanted", ""),
-        ("{rate=inf}", "machine{rate=inf}: a number of at least 0 is wanted", ""),
-        ("{rate}", "machine{rate=}: a number of at least 0 is wanted", ""),
-        ("{count=1.5}", "machine{count=1.5}: a whole number is wanted", ""),
-        ("{gear=top}", "machine{gear=top}: there is no such word", "words: low, high"),
+        ("{rate=x}", "machine{rate=x}: expected a number of at least 0", ""),
+        ("{rate=-1}", "machine{rate=-1}: expected a number of at least 0", ""),
+        ("{rate=nan}", "machine{rate=nan}: expected a number of at least 0", ""),
+        ("{rate=inf}", "machine{rate=inf}: expected a number of at least 0", ""),
+        ("{rate}", "machine{rate=}: expected a number of at least 0", ""),
+        ("{count=1.5}", "machine{count=1.5}: expected a whole number", ""),
+        ("{gear=top}", "machine{gear=top}: unknown value", "values: low, high"),
     ],
 )
 def test_what_is_wrong_is_said(text: str, message: str, hint: str) -> None:

@@ -1,0 +1,87 @@
+"""Small vectors updated as one: biases, and the scales of norms.
+
+AdamW makes thirteen nodes for every parameter, SGD with momentum four. Most parameters of a network
+are vectors of a few hundred elements, for which a node's arithmetic is nothing and its launch
+everything. So their gradients wait for each other, values and states are joined end to end, and
+what comes out is cut into new values again: element by element the same arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from memplan.autodiff.emit.emitter import Emitter
+from memplan.autodiff.emit.value import Value
+from memplan.autodiff.optimizers.optimizer import Member, UpdateBuilder, UpdateInputs
+from memplan.shapes.tensor_type import Shape, TensorType
+
+VECTORS = "vectors"
+"""What the nodes of a joined update are named after."""
+_MOST_ELEMENTS = 4096
+_FEWEST = 4
+"""Of AdamW, joining and cutting take seven nodes, and gradients wait."""
+
+
+def joined_names(
+    members: Mapping[str, Member], types: Mapping[str, TensorType]
+) -> dict[str, tuple[str, ...]]:
+    """The parameters that are updated together, by each of them."""
+    alike: dict[tuple[Member, int], list[str]] = {}
+    for name, member in members.items():
+        shape = types[name].shape
+        if not member.optimizer.by_element or shape is None or len(shape) != 1:
+            continue
+        if isinstance(shape[0], int) and 0 < shape[0] <= _MOST_ELEMENTS:
+            alike.setdefault((member, types[name].dtype), []).append(name)
+    groups = [tuple(names) for names in alike.values() if len(names) >= _FEWEST]
+    return {name: group for group in groups for name in group}
+
+
+class JoinedBuilder(UpdateBuilder):
+    """Builds the update of several vectors, end to end, as that of one parameter."""
+
+    def __init__(
+        self,
+        emitter: Emitter,
+        member: Member,
+        inputs: UpdateInputs,
+        skipped: Value | None,
+        names: Sequence[str],
+    ) -> None:
+        super().__init__(emitter, member, inputs, skipped)
+        self.vectors = [emitter.tensor(name) for name in names]
+        self._parts: dict[str, list[Value]] = {}
+        self.weight = self.joined(self.vectors)
+
+    def joined(self, parts: Sequence[Value]) -> Value:
+        """Vectors end to end, in the order of the parameters."""
+        whole = self.emitter.op("Concat", *parts, axis=0)
+        self._parts[whole.name] = list(parts)
+        return whole
+
+    def state(self, weight: Value, kind: str, shape: Shape | None = None) -> Value:
+        """A state tensor of each of them, joined."""
+        return self.joined([super(JoinedBuilder, self).state(v, kind) for v in self.vectors])
+
+    def apart(self, found: Mapping[str, Value]) -> dict[str, Value]:
+        """New values of joined inputs as those of the inputs, by their names."""
+        cut: dict[str, Value] = {}
+        for old, new in found.items():
+            parts = self._parts[old]
+            sizes = self.emitter.const([_length(part) for part in parts])
+            results = tuple(part.type for part in parts)
+            pieces = self.emitter.ops(
+                "Split", new, sizes, outputs=len(parts), results=results, axis=0
+            )
+            cut.update(zip(_names(parts), pieces, strict=True))
+        return cut
+
+
+def _names(values: Iterable[Value]) -> list[str]:
+    return [value.name for value in values]
+
+
+def _length(value: Value) -> int:
+    size = value.shape[0]
+    assert isinstance(size, int)
+    return size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 
 from helpers.models import ROOT
-from helpers.pages import agrees, follow
+from helpers.pages import agrees, commands, files, follow
 from memplan import Trainer
+from memplan.errors import EXIT_INFEASIBLE
+from memplan_cli.main import main
 
 pytestmark = pytest.mark.ort
 ARTIFACTS = ROOT / "tests" / "data" / "onnxruntime_training"
@@ -55,3 +58,32 @@ def test_from_onnxruntime_training(
 )
 def test_what_counts_as_the_output_of_a_page(shown: str, printed: str, same: bool) -> None:
     assert agrees(shown, printed) is same
+
+
+@pytest.mark.slow
+def test_plan_for_an_absent_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page's commands with two of its 32 layers, and with budgets for these."""
+    pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+    page = "plan-for-absent-gpu.md"
+    monkeypatch.chdir(tmp_path)
+    Path("llama.py").write_text(files(page)["llama.py"].replace("depth=32", "depth=2"))
+    lines = [line for block, _ in commands(page) for line in block.splitlines()]
+    codes, said = [], []
+    for line in lines:
+        for large, small in {
+            "141GB --reserve 3GB": "80%",
+            "'layers.2[4-9].*' --wrt 'layers.3[01].*' --budget 80GB": "'layers.1.*' --budget 60GB",
+            "--budget 80GB": "--budget 25GB",
+        }.items():
+            line = line.replace(large, small)
+        quick = ["--strategy", "greedy"] if "rewrite" in line else []
+        codes.append(main([*shlex.split(line)[1:], *quick]))
+        said.append(capsys.readouterr())
+    assert codes == [0, 0, 0, EXIT_INFEASIBLE, 0], said
+    assert "meta device" in said[0].out
+    assert "softmax_1/grad/Mul needs at once" in said[1].out
+    assert "below the floor" in said[3].err
+    assert all(said[k].out.startswith("fits: ") for k in (2, 4))

@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks.record import write_record
 
+MODELS = ("gpt", "vit", "unet", "resnet", "lstm")
 _CHILD = """
 import json, sys, time
 from pathlib import Path
@@ -51,47 +52,51 @@ def loaded(tree: Path, step: Path) -> list[float]:
     return found
 
 
-def rows(trees: Sequence[Path], rounds: int, folder: Path) -> list[dict[str, Any]]:
-    """A row per network and tree."""
+def rows(name: str, trees: Sequence[Path], rounds: int, folder: Path) -> list[dict[str, Any]]:
+    """The rows of one network, one per tree."""
     import memplan
-    from benchmarks.steps.networks import NETWORKS, training_step
+    from benchmarks.steps.networks import training_step
 
+    step = folder / f"{name}.onnx"
+    memplan.capture(training_step(name), step)
+    told: list[list[list[float]]] = [[] for _ in trees]
+    for _ in range(rounds):
+        for place, tree in enumerate(trees):
+            told[place].append(loaded(tree, step))
     found = []
-    for name in NETWORKS:
-        step = folder / f"{name}.onnx"
-        memplan.capture(training_step(name), step)
-        told: list[list[list[float]]] = [[] for _ in trees]
-        for _ in range(rounds):
-            for place, tree in enumerate(trees):
-                told[place].append(loaded(tree, step))
-        for which, runs in zip(("before", "after"), told, strict=True):
-            seconds, grown, highest, state = zip(*runs, strict=True)
-            row = {
-                "model": name,
-                "tree": which,
-                "seconds": statistics.median(seconds),
-                "seconds_by_round": list(seconds),
-                "growth_bytes": int(statistics.median(grown)),
-                "highest_growth_bytes": int(statistics.median(highest)),
-                "state_bytes": int(state[0]),
-            }
-            print(row, flush=True)
-            found.append(row)
+    for which, runs in zip(("before", "after"), told, strict=True):
+        seconds, grown, highest, state = zip(*runs, strict=True)
+        row = {
+            "model": name,
+            "tree": which,
+            "seconds": statistics.median(seconds),
+            "seconds_by_round": list(seconds),
+            "growth_bytes": int(statistics.median(grown)),
+            "highest_growth_bytes": int(statistics.median(highest)),
+            "state_bytes": int(state[0]),
+        }
+        print(row, flush=True)
+        found.append(row)
     return found
 
 
 def main() -> int:
-    """Compare, and write the record."""
+    """Compare, and write the record; networks that are not asked for keep their rows."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.steps.loading")
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        found = rows((options.before, options.after), options.rounds, Path(folder))
-    if options.json:
-        write_record(options.json, "python -m benchmarks.steps.loading BEFORE AFTER", found)
+    there = options.json and options.json.exists()
+    kept = json.loads(options.json.read_text())["results"] if there else []
+    for name in options.models:
+        with tempfile.TemporaryDirectory() as folder:
+            found = rows(name, (options.before, options.after), options.rounds, Path(folder))
+        kept = [*(row for row in kept if row["model"] != name), *found]
+        if options.json:
+            write_record(options.json, "python -m benchmarks.steps.loading BEFORE AFTER", kept)
     return 0
 
 

@@ -217,6 +217,14 @@ configurations ran one after the other, not by turns.
 """
 
 
+LOADED = """
+What it takes to make a `memplan.Trainer` of each, where PyTorch is installed
+(`benchmarks/steps/loading.py`): seconds, and how far the resident set grows, beside libraries.
+Before: PyTorch was imported to read a file of ONNX Runtime's, and first values were there twice.
+The trees took turns, on a machine that did other work.
+"""
+
+
 def document() -> list[str]:
     """The whole page."""
     fixed, free = load("public_fixed"), load("public_free")
@@ -233,6 +241,7 @@ def document() -> list[str]:
     sessions, tight = load("plain_sessions"), load("plain_tightest")
     captures, checks = load("capture"), load("capture_check")
     trainings, beside = load("training"), load("pytorch_steps")
+    started = load("trainer_load")
     return [
         INTRODUCTION,
         *training(training_records),
@@ -306,6 +315,9 @@ def document() -> list[str]:
         BESIDE,
         *steps.beside_pytorch(beside),
         f"\n{origin(beside)}",
+        LOADED,
+        *steps.loading(started),
+        f"\n{origin(started)}",
     ]
 
 

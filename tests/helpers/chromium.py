@@ -89,10 +89,10 @@ class Chromium:
 
     def press(self, key: str, code: int) -> None:
         """A key, down and up."""
-        for kind in ("rawKeyDown", "keyUp"):
-            self.call(
-                "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code
-            )
+        told = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        written = {"text": "\r"} if key == "Enter" else {}
+        self.call("Input.dispatchKeyEvent", type="keyDown", **told, **written)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **told)
 
     def picture(self, width: int, height: int) -> bytes:
         """The upper left part of the page, as PNG."""

@@ -121,11 +121,18 @@ class _Comparison:
 
     def __init__(self, old: _Peak, new: _Peak, found: Counterparts) -> None:
         self.old, self.new, self.found = old, new, found
-        self.back = {after: before for before, after in found.tensors.items()}
+        old_pieces, new_pieces = _pieces(old.graph), _pieces(new.graph)
+        # A piece is no counterpart of a whole, though all but their sizes may be equal.
+        self.tensors = {
+            before: after
+            for before, after in found.tensors.items()
+            if after not in new_pieces or before in old_pieces
+        }
+        self.back = {after: before for before, after in self.tensors.items()}
         node_back = {after: before for before, after in found.nodes.items()}
         self.old_step = _same_place(new, old, node_back)
         self.new_step = _same_place(old, new, found.nodes)
-        self.pieces = _stems(new.graph)
+        self.pieces = frozenset(new_pieces.values())
         self.copies: defaultdict[int, list[int]] = defaultdict(list)
         for copy, of in new.copy_of.items():
             self.copies[of].append(copy)
@@ -211,12 +218,12 @@ class _Comparison:
 
     def _left(self, buffer: Buffer, who: Live) -> TensorChange:
         """A buffer at the old peak alone."""
-        twin = self.found.tensors.get(self.old.origin(buffer.root), ABSENT)
+        twin = self.tensors.get(self.old.origin(buffer.root), ABSENT)
         after = self.new.buffer(twin)
         if after is None:
             how = How.CHUNKED if who.name in self.pieces else None
             return _changed(Change.GONE, who, buffer.nbytes, 0, None, how)
-        twins = [self.found.tensors.get(self.old.origin(t), ABSENT) for t in buffer.members]
+        twins = [self.tensors.get(self.old.origin(t), ABSENT) for t in buffer.members]
         copies = [copy for twin in twins for copy in self.copies.get(twin, ())]
         places = [after, *filter(None, map(self.new.buffer, copies))]
         if any(place.id in self.new.live for place in places):
@@ -270,13 +277,14 @@ def _same_place(peak: _Peak, other: _Peak, nodes: Mapping[int, int]) -> int:
     return -1
 
 
-def _stems(graph: Graph) -> frozenset[str]:
-    """Names of tensors of which the graph has parts (:mod:`memplan.passes.chunk.chunk_writer`)."""
-    return frozenset(
-        tensor.name.rpartition("/chunk")[0]
-        for tensor in graph.tensors
-        if tensor.name.rpartition("/chunk")[2].partition("_")[0].isdecimal()
-    )
+def _pieces(graph: Graph) -> dict[int, str]:
+    """Tensors that are parts of others, and of which (:mod:`memplan.passes.chunk.chunk_writer`)."""
+    found = {}
+    for tensor in graph.tensors:
+        whole, _, number = tensor.name.rpartition("/chunk")
+        if whole and number.partition("_")[0].isdecimal():
+            found[tensor.id] = whole
+    return found
 
 
 def _how(graph: Graph, copies: list[int]) -> How | None:

@@ -73,6 +73,7 @@ def topic(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_regression_fails_the_step_where_a_reviewer_looks(topic: Path) -> None:
     done, temp = run_check(topic, models="step.onnx", GITHUB_BASE_REF="main")
     assert done.returncode == 1, done.stderr
@@ -87,6 +88,7 @@ def test_a_regression_fails_the_step_where_a_reviewer_looks(topic: Path) -> None
     assert Path(outputs(temp)["report"]).read_text(encoding="utf-8") == summary
 
 
+@pytest.mark.slow
 def test_what_does_not_grow_passes(topic: Path) -> None:
     git(topic, "checkout", "-q", "-f", "-B", "topic", "origin/main")
     done, temp = run_check(topic, models="step.onnx", GITHUB_BASE_REF="main")
@@ -96,6 +98,7 @@ def test_what_does_not_grow_passes(topic: Path) -> None:
     assert (written["exit-code"], written["failed"], written["regressed"]) == ("0", "false", "0")
 
 
+@pytest.mark.slow
 def test_a_check_that_cannot_be_made_says_why(topic: Path) -> None:
     done, temp = run_check(topic, lock="gone%.lock", base="none")
     assert done.returncode == 3
@@ -107,6 +110,7 @@ def test_a_check_that_cannot_be_made_says_why(topic: Path) -> None:
     assert (written["exit-code"], written["failed"], written["regressed"]) == ("3", "true", "")
 
 
+@pytest.mark.slow
 def test_inputs_are_values_and_never_text_of_a_script(topic: Path) -> None:
     """By construction, and tried."""
     for each in ACTION["runs"]["steps"]:
@@ -121,6 +125,7 @@ def test_inputs_are_values_and_never_text_of_a_script(topic: Path) -> None:
     assert not (topic / "memplan.lock").exists(), "a model's name was taken for an option"
 
 
+@pytest.mark.slow
 def test_further_options_come_one_per_line(topic: Path) -> None:
     done, _ = run_check(topic, models="step.onnx", base="main\n", args="--max-peak\n1kB\n")
     assert done.returncode == 2, "a base is one line"

@@ -135,3 +135,10 @@ def test_a_transposed_product_is_not_the_product() -> None:
     first = parse(text.format("d = Gemm <transA: int = 1>(x, y)"))
     other = parse(text.format("t = Transpose(y) d = Gemm(t, x)"))
     assert proof(first, other).reason is not None
+
+
+def test_what_is_added_is_not_transposed_with_the_product() -> None:
+    text = "g (float[9, 4] x, float[9, 4] y, float[4, 4] c) => (float[4, 4] d) {{ {} }}"
+    first = parse(text.format("d = Gemm <transA: int = 1>(x, y, c)"))
+    other = parse(text.format("t = Transpose(y) u = Gemm(t, x, c) d = Transpose(u)"))
+    assert proof(first, other).reason is not None

@@ -94,7 +94,7 @@ def test_rates_and_sizes_are_of_one_step_or_of_all(steps: Any) -> None:
     assert (trainer["d"].lr, trainer["g"].lr) == (pytest.approx(0.01), 0.5)
     assert memplan.AlternatingTrainer(steps, lr=0.25)["d"].lr == 0.25
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"lr": {"h": 1.0}}, "no step 'h'"),
+        ({"lr": {"h": 1.0}}, "unknown step 'h'"),
         ({"dims": {"length": 4}}, "no step has a dimension 'length'"),
         ({"init": {"none": 1.0}}, "names no state of any step"),
         ({"weights": {"none": np.zeros(1)}}, "'none' is not state"),
@@ -102,7 +102,7 @@ def test_rates_and_sizes_are_of_one_step_or_of_all(steps: Any) -> None:
     for options, says in wrong:
         with pytest.raises(UsageError, match=says):
             memplan.AlternatingTrainer(steps, **options)
-    with pytest.raises(UsageError, match="no step 'h'"):
+    with pytest.raises(UsageError, match="unknown step 'h'"):
         trainer.step("h", BATCHES[0])
 
 

@@ -10,9 +10,11 @@ import onnx
 import pytest
 
 import memplan
+from helpers.chunking import head, in_chunks, state_from
 from helpers.effort import THOROUGH
 from helpers.graphs import parse
 from helpers.models import SAMPLES
+from helpers.offloading import deep
 from helpers.renaming import renamed, sums
 from helpers.training_steps import chain, long_skips, symbolic_batch, weights, with_dropout
 from memplan.api.diff.diff_result import Diff, left_the_peak
@@ -22,6 +24,18 @@ from memplan.errors import UsageError
 
 LAYERS = "abcdefgh"
 KIB = 1024
+DRAWN_MASKS = """
+g (float[64, 128] x) => (float[] z) <float ratio = {0.25}, bool on = {1}>
+{
+    [d1] a, m1 = Dropout<seed: int = 1>(x, ratio, on)
+    [e1] b = Tanh(a)
+    [d2] c, m2 = Dropout<seed: int = 2>(b, ratio, on)
+    [f2] f2 = Cast<to: int = 1>(m2)
+    [g2] g2 = Mul(c, f2)
+    [f1] f1 = Cast<to: int = 1>(m1)
+    [g1] g1 = Mul(g2, f1)
+    [z] z = ReduceSum<keepdims: int = 0>(g1)
+}"""
 
 
 def built(body: str, batch: str = "float[512, 32]", names: str = LAYERS) -> onnx.ModelProto:
@@ -148,6 +162,7 @@ def test_a_tensor_that_can_no_longer_be_in_place() -> None:
     sums(diff(built(inside, names="a"), built(held, names="a")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "how"), [(long_skips, How.RECOMPUTED), (with_dropout, How.REBUILT)]
 )
@@ -169,6 +184,48 @@ def test_a_rewrite_says_what_left_the_peak_and_how(make: Any, how: How) -> None:
     back = diff(result.model, model)
     assert back.delta_bytes == -found.delta_bytes
     sums(back)
+
+
+@pytest.mark.slow
+def test_a_rewrite_that_offloads() -> None:
+    model = deep(size=128)
+    options = memplan.RewriteOptions(
+        "75%", provider="cuda", optimize="none", offload=True, strategy="greedy", host_link="400TB"
+    )
+    result = memplan.rewrite(model, options)
+    found = diff(model, result.model, provider="cuda")
+    sums(found)
+    assert result.offload is not None
+    count = len(result.offload.tensors)
+    assert left_the_peak(found) == {How.OFFLOADED: (count, result.offload.out_bytes)}
+
+
+@pytest.mark.slow
+def test_a_rewrite_that_packs() -> None:
+    """A mask that was drawn: nothing computes it again."""
+    options = memplan.RewriteOptions(
+        "min", strategy="search{iterations=6}", passes="none", optimize="none"
+    )
+    found = diff(parse(DRAWN_MASKS), memplan.rewrite(parse(DRAWN_MASKS), options).model)
+    sums(found)
+    assert left_the_peak(found) == {How.PACKED: (1, 64 * 128)}
+
+
+def test_chunks_are_no_counterparts_of_what_they_are_parts_of() -> None:
+    """Though one of them may have the whole's place in the graph."""
+    text = head(rows=64, classes=512)
+    chunks = in_chunks(state_from(text), "logits", 0, 4).model.prepared.proto
+    found = diff(parse(text), chunks)
+    sums(found)
+    whole = {c.name: c for c in found.changes if c.how is How.CHUNKED}
+    assert {"back", "exp", "zeros"} <= set(whole)
+    assert all(c.change is Change.GONE and not c.new_bytes for c in whole.values())
+    assert left_the_peak(found)[How.CHUNKED] == (
+        len(whole),
+        sum(c.old_bytes for c in whole.values()),
+    )
+    same = diff(chunks, renamed(chunks))
+    assert same.changes == ()
 
 
 def _members(found: Diff, tensor: int) -> set[str]:

@@ -75,15 +75,14 @@ def test_plan_for_an_absent_gpu(
     for line in lines:
         for large, small in {
             "141GB --reserve 3GB": "80%",
-            "'layers.2[4-9].*' --wrt 'layers.3[01].*' --budget 80GB": "'layers.1.*' --budget 60GB",
             "--budget 80GB": "--budget 25GB",
         }.items():
             line = line.replace(large, small)
         quick = ["--strategy", "greedy"] if "rewrite" in line else []
         codes.append(main([*shlex.split(line)[1:], *quick]))
         said.append(capsys.readouterr())
-    assert codes == [0, 0, 0, EXIT_INFEASIBLE, 0], said
+    assert codes == [0, 0, 0, EXIT_INFEASIBLE], said
     assert "meta device" in said[0].out
-    assert "softmax_1/grad/Mul needs at once" in said[1].out
+    assert "softmax_1/grad/Mul" in said[1].out.split("floor")[1]
     assert "below the floor" in said[3].err
-    assert all(said[k].out.startswith("fits: ") for k in (2, 4))
+    assert said[2].out.startswith("fits: ")

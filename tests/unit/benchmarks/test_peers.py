@@ -152,7 +152,7 @@ def test_a_wrong_word_is_explained() -> None:
     with pytest.raises(UsageError) as caught:
         peer_or_strategy("dtr{heuristic=h_best}")
     assert caught.value.message == "dtr{heuristic=h_best}: unknown value"
-    assert caught.value.hint == "words: h_eq, h_local"
+    assert caught.value.hint == "values: h_eq, h_local"
 
 
 def test_encoding_tells_forward_and_intensive_nodes() -> None:

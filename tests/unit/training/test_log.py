@@ -63,7 +63,7 @@ def test_rows_without_their_checkpoint_are_refused(name: str, tmp_path: Path) ->
     first.write(StepReport(1, 0.5, 0.1, None))
     first.close()
     before = path.read_bytes()
-    with pytest.raises(UsageError, match="there is no checkpoint to go on from"):
+    with pytest.raises(UsageError, match="there is no checkpoint to resume from"):
         TrainingLog(path, 0)
     assert path.read_bytes() == before
     resumed(path, 0, force=True)

@@ -155,7 +155,7 @@ def test_what_exists_is_refused_before_the_first_step(here: Path) -> None:
 def test_a_mistyped_checkpoint_empties_no_log(here: Path) -> None:
     train(4, log="run.csv", checkpoint="run.npz")
     before = contents()
-    with pytest.raises(UsageError, match="no checkpoint to go on from"):
+    with pytest.raises(UsageError, match="no checkpoint to resume from"):
         train(8, log="run.csv", checkpoint="rnu.npz", resume=True)
     assert contents() == before
     train(8, log="run.csv", checkpoint="run.npz", resume=True)

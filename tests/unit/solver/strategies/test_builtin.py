@@ -63,8 +63,8 @@ def test_strategies_by_name(text: str, wanted: object) -> None:
         ("search{seed=x}", "search{seed=x}: expected a whole number", ""),
         ("search{seed}", "search{seed=}: expected a whole number", ""),
         ("search{seed=-1}", "search{seed=-1}: expected a whole number", ""),
-        ("search{seed=1", "'search{seed=1' is not a strategy", "NAME{option=value,...}"),
-        ("", "'' is not a strategy", "NAME"),
+        ("search{seed=1", "expected a strategy, got 'search{seed=1'", "NAME{option=value,...}"),
+        ("", "expected a strategy, got ''", "NAME"),
     ],
 )
 def test_a_wrong_strategy_is_explained(text: str, message: str, hint: str) -> None:

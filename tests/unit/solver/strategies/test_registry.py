@@ -119,7 +119,7 @@ def test_listing_loads_no_solver() -> None:
 def test_numbers_with_few_values_are_checked() -> None:
     with pytest.raises(UsageError) as caught:
         parse_strategy("search{order=2}")
-    assert caught.value.hint == "words: 0, 1"
+    assert caught.value.hint == "values: 0, 1"
 
 
 # --- Packages --------------------------------------------------------------------------------

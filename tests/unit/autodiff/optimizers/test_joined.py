@@ -14,23 +14,29 @@ from helpers.graphs import open_text, parse
 from memplan.api.grad.differentiate import grad
 from memplan.api.grad.training_graph import GradOptions, TrainingGraph
 from memplan.autodiff.optimizers import joined
+from memplan.autodiff.optimizers.adaptive import AdamW
+from memplan.autodiff.optimizers.optimizer import Member
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.ir.contract import find_contract
 from memplan.ir.graph import Phase
 from memplan.proto.metadata import get_metadata
+from memplan.shapes.tensor_type import TensorType
 
 # Five vectors of three lengths, and a matrix.
 FORWARD = """
     g (float[6,8] x) => (float loss)
     { n = LayerNormalization(x, scale, bias) h = MatMul(n, w) i = Add(h, b1) j = Tanh(i)
       k = Mul(j, gain) p = Sum(k, b2) q = Mul(p, p) loss = ReduceSum<keepdims = 0>(q) }"""
-SHAPES = {"scale": (8,), "bias": (8,), "w": (8, 5), "b1": (5,), "gain": (5,), "b2": (1,)}
+_OF_LAYER = {"scale": (8,), "bias": (8,), "w": (8, 5), "b1": (5,), "gain": (5,), "b2": (1,)}
+SHAPES = {f"h.0.{name}": shape for name, shape in _OF_LAYER.items()}
 STATES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum", "square_avg", "grad_avg")
-VECTORS = ("scale", "bias", "b1", "gain", "b2")
+VECTORS = tuple(name for name, shape in SHAPES.items() if len(shape) == 1)
 
 
 def trained(optimizer: str, **options: Any) -> TrainingGraph:
     model = parse(FORWARD)
+    for node in model.graph.node:
+        node.input[:] = [f"h.0.{name}" if name in _OF_LAYER else name for name in node.input]
     for k, (name, shape) in enumerate(SHAPES.items()):
         tensor = onnx.numpy_helper.from_array(draw(shape, k).astype(np.float32), name)
         model.graph.initializer.append(tensor)
@@ -86,12 +92,26 @@ def test_joined_updates_give_the_same_bits(
 def test_only_what_is_small_and_alike_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     """No group for the vector that does not decay, nor for other optimizers."""
     assert kinds(trained("adamw").model)["Sqrt"] == 3  # the matrix, the vectors, the correction
-    assert kinds(trained("adamw{no_decay=b2}").model)["Sqrt"] == 4
-    assert kinds(trained("adamw{no_decay=b*}").model)["Split"] == 0  # two groups, of two and three
+    assert kinds(trained("adamw{no_decay=h.0.b2}").model)["Sqrt"] == 4
+    assert (
+        kinds(trained("adamw{no_decay=h.0.b*}").model)["Split"] == 0
+    )  # two groups, of two and three
     assert kinds(trained("radam").model)["Split"] == 0
     assert kinds(trained("nadam").model)["Split"] == 0
     monkeypatch.setattr(joined, "_MOST_ELEMENTS", 7)
     assert kinds(trained("adamw").model)["Split"] == 0
+
+
+def test_layers_do_not_wait_for_each_other() -> None:
+    """A new value that is asked for alone needs the backward pass of its layer alone."""
+    kinds = ("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias")
+    names = [f"stages.{s}.blocks.{b}.{kind}" for s in "01" for b in "01" for kind in kinds]
+    names += ["stages.0.down.weight", "norm.weight", "norm.bias", "head.bias", "cls"]
+    member = Member(AdamW())
+    types = dict.fromkeys(names, TensorType(onnx.TensorProto.FLOAT, (8,)))
+    found = joined.joined_names(dict.fromkeys(names, member), types)
+    groups = set(found.values())
+    assert groups == {tuple(names[k : k + 4]) for k in range(0, 16, 4)}
 
 
 @pytest.mark.parametrize("options", [{}, {"own_update": True}, {"loss_scale": "dynamic"}])
@@ -111,10 +131,10 @@ def test_the_formula_holds_for_a_vector_among_others() -> None:
     model = trained("adamw").model
     feeds = fed(model)
     found = reference(model, feeds)
-    g = (found["b2.exp_avg_new"] - 0.9 * feeds["b2.exp_avg"]) / 0.1
-    square = 0.999 * feeds["b2.exp_avg_sq"] + 0.001 * g * g
-    np.testing.assert_allclose(found["b2.exp_avg_sq_new"], square, rtol=1e-4)
+    g = (found["h.0.b2.exp_avg_new"] - 0.9 * feeds["h.0.b2.exp_avg"]) / 0.1
+    square = 0.999 * feeds["h.0.b2.exp_avg_sq"] + 0.001 * g * g
+    np.testing.assert_allclose(found["h.0.b2.exp_avg_sq_new"], square, rtol=1e-4)
     root = np.sqrt(square / (1 - 0.999**2)) + 1e-8
-    change = 1e-3 * found["b2.exp_avg_new"] / (1 - 0.9**2) / root
-    wanted = feeds["b2"] * (1 - 1e-3 * 0.01) - change
-    np.testing.assert_allclose(found["b2_new"], wanted, rtol=1e-5)
+    change = 1e-3 * found["h.0.b2.exp_avg_new"] / (1 - 0.9**2) / root
+    wanted = feeds["h.0.b2"] * (1 - 1e-3 * 0.01) - change
+    np.testing.assert_allclose(found["h.0.b2_new"], wanted, rtol=1e-5)

@@ -124,6 +124,8 @@ PAGES = (
     ),
 )
 
+TRIED = ("commands/analyze.md", "commands/check.md", "commands/grad.md", "commands/strategies.md")
+
 ELSEWHERE = {
     "browser.md": "tests/e2e/test_browser_page.py",
     "commands/device.md": "what it prints is of the machine",

@@ -7,9 +7,12 @@ import math
 import re
 import runpy
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,29 +21,86 @@ from memplan_cli.main import main
 
 DOCS = ROOT / "docs"
 _BLOCK = re.compile(r"(.*?)^```(\w*)\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
+_WORD = re.compile(r"[(']?([A-Za-z][a-z]*(?:-[a-z]+)*)[),.:;']*")
 _FILE = re.compile(r"`([\w.-]+\.(?:py|js|mjs|html))`")
+
+
+SEARCHED = ("rewrite", "sweep")
+MEASURED = ("capture", "device", "profile", "run", "validate")
+
+Call = Callable[[list[str]], tuple[int, str]]
+"""Runs a command's arguments: its exit code, and all that it prints."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """``language`` is empty for commands and what they print; ``file``: the last file that the
-    paragraph before the block names."""
+    paragraph before the block names. ``span``: of ``text`` in the page."""
 
     language: str
     text: str
-    file: str = ""
+    file: str
+    span: tuple[int, int]
 
     @property
     def is_command(self) -> bool:
-        return not self.language and self.text.startswith(("memplan ", "python "))
+        return not self.language and bool(re.match(r"(memplan|python3?|pip) ", self.text))
+
+    @property
+    def is_synopsis(self) -> bool:
+        return (
+            self.is_command and re.search(r" [A-Z]{3,}\b|\[-|MODEL|FUNCTION", self.text) is not None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Commands of one block, what the page shows of their output, and where."""
+
+    commands: tuple[str, ...]
+    shown: str = "..."
+    span: tuple[int, int] | None = None
+
+    @property
+    def is_determined(self) -> bool:
+        """Whether every run prints the same, but for seconds."""
+        return not any(line.split()[1] in (*SEARCHED, *MEASURED) for line in self.commands)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """How a page is followed.
+
+    Attributes:
+        path: in ``docs/``.
+        others: pages whose files are at hand, too.
+        given: files that the page takes as given, or what makes them.
+        before: commands to run before the first one that matches.
+        quick: further arguments; of what is then printed, words are compared, not numbers.
+        left_out: why a command is not run.
+        shorter: texts of the page's files, and what makes them quicker.
+        fails: exit codes.
+
+    Keys are globs of commands.
+    """
+
+    path: str
+    others: Sequence[str] = ()
+    given: Mapping[str, str] = field(default_factory=dict)
+    before: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    quick: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    shorter: Mapping[str, str] = field(default_factory=dict)
+    fails: Mapping[str, int] = field(default_factory=dict)
 
 
 def blocks(page: str) -> list[Block]:
     """Of ``docs/<page>``, in their order."""
     found = []
-    for before, language, text in _BLOCK.findall((DOCS / page).read_text(encoding="utf-8")):
+    for match in _BLOCK.finditer((DOCS / page).read_text(encoding="utf-8")):
+        before, language, text = match.groups()
         named = _FILE.findall(before.strip().rpartition("\n\n")[2])
-        found.append(Block(language, text, named[-1] if named else ""))
+        found.append(Block(language, text, named[-1] if named else "", match.span(3)))
     return found
 
 
@@ -51,40 +111,126 @@ def files(page: str) -> dict[str, str]:
 
 def commands(page: str) -> Iterator[tuple[str, str]]:
     """Commands of one block, and what the page shows of their output."""
-    found = [block for block in blocks(page) if not block.language]
-    for block, behind in zip(found, [*found[1:], None], strict=True):
-        if block.is_command:
-            shown = behind is not None and not behind.is_command
-            yield block.text, behind.text if shown and behind is not None else "..."
+    for example in examples(page):
+        yield "\n".join(example.commands) + "\n", example.shown
 
 
-def follow(
-    page: str, capsys: pytest.CaptureFixture[str], quick: Mapping[str, Sequence[str]] | None = None
-) -> None:
-    """Write the page's files to the current folder, run its commands, compare what they print.
+def examples(page: str) -> Iterator[Example]:
+    """The page's commands, but for synopses and for what installs memplan."""
+    found = blocks(page)
+    for number, block in enumerate(found):
+        direct = found[number + 1] if number + 1 < len(found) else None
+        behind = next((each for each in found[number + 1 :] if not each.language), None)
+        run: tuple[str, ...] = ()
+        if block.is_command and not block.is_synopsis:
+            run = tuple(_runnable(block.text))
+        elif block.file and direct is not None and direct is behind:  # a file, what it prints
+            run = (f"python {block.file}",) if block.file.endswith(".py") else ()
+            run = () if direct.is_command else run
+        if run and behind is not None and not behind.is_command:
+            yield Example(run, behind.text, behind.span)
+        elif run:
+            yield Example(run)
 
-    Args:
-        page: its path in ``docs/``.
-        capsys: of the test.
-        quick: further arguments by command, as ``{"rewrite": ["--effort", "2"]}``; what such a
-            command prints is not compared.
+
+def _runnable(text: str) -> Iterator[str]:
+    for part in re.split(r"&&|\n", text):
+        line = part.strip().removeprefix(".venv/bin/").partition("  #")[0].strip()
+        if re.match(r"memplan |python \w+\.py", line):
+            yield line
+
+
+def play(page: Page, call: Call, quickly: bool = True) -> Iterator[tuple[Example, str, bool]]:
+    """Write the page's files to the current folder and run its commands there.
+
+    Yields:
+        An example, what its commands printed, and whether they ran as they stand.
     """
-    for name, text in files(page).items():
+    if not Path("sample_models").exists():
+        Path("sample_models").symlink_to(ROOT / "sample_models")
+    found = dict(page.given)
+    for each in (*page.others, page.path):
+        found.update(files(each))
+    for name, text in found.items():
+        for long, short in page.shorter.items() if quickly else ():
+            text = text.replace(long, short)
         Path(name).write_text(text, encoding="utf-8")
-    for lines, shown in commands(page):
+    ready: set[str] = set()
+    for example in examples(page.path):
+        printed, exact = [], not (quickly and page.shorter)
+        if any(_of(page.left_out, line) for line in example.commands):
+            continue
+        for line in example.commands:
+            for glob, needed in page.before.items():
+                if fnmatchcase(line, glob) and glob not in ready:
+                    ready.add(glob)
+                    for each in needed:
+                        _run(page, each, call, quickly)
+            exact = exact and not (quickly and _of(page.quick, line))
+            printed.append(_run(page, line, call, quickly))
+        yield example, "".join(printed), exact
+
+
+def _of(by_glob: Mapping[str, Any], line: str) -> Any:
+    return next((value for glob, value in by_glob.items() if fnmatchcase(line, glob)), None)
+
+
+def _run(page: Page, line: str, call: Call, quickly: bool) -> str:
+    program, *arguments = shlex.split(line)
+    more = (_of(page.quick, line) or ()) if quickly else ()
+    if "-o" in arguments:  # a reader would have a folder for each section
+        Path(arguments[arguments.index("-o") + 1]).unlink(missing_ok=True)
+    code, printed = call([program, *arguments, *more])
+    assert code == (_of(page.fails, line) or 0), f"{line}\n{printed}"
+    return printed
+
+
+def in_process(capsys: pytest.CaptureFixture[str]) -> Call:
+    """Commands and files of Python, run in this process."""
+
+    def call(words: list[str]) -> tuple[int, str]:
         capsys.readouterr()
-        exact = True
-        for line in lines.splitlines():
-            program, *arguments = shlex.split(line)
-            if program == "python":
-                runpy.run_path(arguments[0], run_name="__main__")
-                continue
-            more = (quick or {}).get(arguments[0], ())
-            exact = exact and not more
-            assert main([*arguments, *more]) == 0, capsys.readouterr().err
-        printed = capsys.readouterr().out
-        if exact:
-            assert agrees(shown, printed), f"{lines}\n{printed}\n--- the page shows\n{shown}"
+        code = 0
+        if words[0] == "python":
+            runpy.run_path(words[1], run_name="__main__")
+        else:
+            code = main(words[1:])
+        said = capsys.readouterr()
+        return code, said.out or said.err
+
+    return call
+
+
+def follow(page: Page | str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Write the page's files to the current folder, run its commands, compare what they print."""
+    page = Page(page) if isinstance(page, str) else page
+    for example, printed, exact in play(page, in_process(capsys)):
+        same = agrees if exact and example.is_determined else same_words
+        assert same(example.shown, printed), (
+            f"{example.commands}\n{printed}\n--- the page shows\n{example.shown}"
+        )
+
+
+def missing_words(shown: str, printed: str) -> list[str]:
+    """Pairs of words that stand side by side on the page, and nowhere in what was printed.
+
+    Numbers, units and names of tensors and files are no words: they differ from run to run.
+    """
+    there = set(_pairs(printed))
+    return [" ".join(pair) for pair in _pairs(shown) if pair not in there]
+
+
+def same_words(shown: str, printed: str) -> bool:
+    """Whether the page says what was printed, numbers aside; rows may be fewer or more."""
+    return not missing_words(shown, printed)
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    for part in re.split(r"^\.\.\.$", text, flags=re.MULTILINE):
+        words = [_WORD.fullmatch(word) for word in part.split()]
+        for one, other in pairwise(words):
+            if one and other:
+                yield one[1], other[1]
 
 
 def agrees(shown: str, printed: str, relative: float = 0.05) -> bool:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from helpers.models import ROOT
-from helpers.pages import agrees, commands, files, follow
+from helpers.page_list import ELSEWHERE, PAGES, TRIED
+from helpers.pages import DOCS, Page, agrees, commands, examples, files, follow, same_words
 from memplan import Trainer
 from memplan.errors import EXIT_INFEASIBLE
 from memplan_cli.main import main
@@ -39,6 +40,43 @@ def test_from_onnxruntime_training(
         trainer.step(x=data["x"][step % 4], labels=data["labels"][step % 4]) for step in range(20)
     ]
     np.testing.assert_allclose(found, data["losses"], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.path in TRIED], ids=lambda page: Path(page.path).stem
+)
+def test_commands_of_a_page(
+    page: Page,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if any("memplan capture " in line for each in examples(page.path) for line in each.commands):
+        pytest.importorskip("torch")
+        pytest.importorskip("onnxscript")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    follow(page, capsys)
+
+
+def test_every_page_with_commands_is_listed() -> None:
+    pages = [ROOT / "README.md", ROOT / "sample_models" / "README.md", *DOCS.rglob("*.md")]
+    with_commands = {path for path in pages if any(examples(str(path)))}
+    listed = {(DOCS / name).resolve() for name in (*(page.path for page in PAGES), *ELSEWHERE)}
+    assert with_commands == listed
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "same"),
+    [
+        ("peak 210 MiB within the budget\n", "peak 2 KiB within the\nbudget, in chunks\n", True),
+        ("peak 210 MiB within the budget\n", "peak 210 MiB inside the budget\n", False),
+        ("a row\n...\nbelow it\n", "below it\na row\n", True),
+        ("gelu_5 is recomputed\n", "getitem is recomputed\n", True),
+    ],
+)
+def test_words_of_a_page(shown: str, printed: str, same: bool) -> None:
+    assert same_words(shown, printed) is same
 
 
 @pytest.mark.parametrize(

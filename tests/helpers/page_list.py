@@ -1,0 +1,141 @@
+"""Pages whose examples are run: what each takes as given, and what is left out, with the reason."""
+
+from __future__ import annotations
+
+from helpers.pages import Page
+
+GPT = "memplan rewrite sample_models/gpt_dropout.onnx --budget 60%"
+GUIDE_STEP = (
+    "python forward.py",
+    "memplan grad forward.onnx -o step.onnx --loss cross-entropy --logits logits --optimizer adamw",
+)
+SOON = ("--effort", "6")
+TWO_LAYERS = {"depth=4": "depth=2"}
+LARGE = "a file of hundreds of MB; from benchmarks/models"
+DEEPER = """from pathlib import Path
+
+text = Path("forward.py").read_text()
+Path("forward.py").write_text(text.replace("* 6", "* 7"))
+"""
+DATA = """import numpy as np
+
+rng = np.random.default_rng(1)
+labels = rng.integers(0, 10, 20_480)
+x = rng.standard_normal((20_480, 64), np.float32) + 2 * np.eye(10, 64, dtype=np.float32)[labels]
+np.savez("train.npz", x=x, labels=labels)
+"""
+LSTM = """import memplan
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+import numpy as np
+
+rng = np.random.default_rng(0)
+weights = {"W": (1, 2048, 512), "R": (1, 2048, 512), "B": (1, 4096)}
+inputs = {"x": (200, 16, 512), "target": (200, 1, 16, 512)}
+nodes = [
+    helper.make_node("LSTM", ["x", "W", "R", "B"], ["y"], "rnn", hidden_size=512),
+    helper.make_node("Mul", ["y", "target"], ["product"], "product"),
+    helper.make_node("ReduceSum", ["product"], ["loss"], "sum", keepdims=0),
+]
+graph = helper.make_graph(
+    nodes,
+    "lstm",
+    [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in inputs.items()],
+    [helper.make_tensor_value_info("loss", TensorProto.FLOAT, ())],
+    [numpy_helper.from_array(rng.normal(0, 0.04, s).astype("f"), n) for n, s in weights.items()],
+)
+model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+onnx.save(memplan.gradients(model, "loss", list(weights)), "lstm_step.onnx")
+"""
+
+PAGES = (
+    Page(
+        "../README.md",
+        others=["guide.md"],
+        quick={"memplan rewrite *": SOON, "memplan validate *": ("--runs", "1")},
+        shorter=TWO_LAYERS,
+    ),
+    Page(
+        "guide.md",
+        quick={"memplan rewrite *": SOON, "memplan validate *": ("--runs", "1")},
+        left_out={"memplan capture finetune.py*": "transformers is none of the tests' packages"},
+    ),
+    Page("commands/analyze.md"),
+    Page("commands/capture.md", others=["guide.md"], shorter=TWO_LAYERS),
+    Page(
+        "commands/check.md",
+        others=["guide.md"],
+        given={"deeper.py": DEEPER},
+        before={
+            "*": [*GUIDE_STEP],
+            "memplan check": ["python deeper.py", *GUIDE_STEP],
+        },
+        fails={"memplan check": 1},
+        left_out={"memplan check --base *": "needs a repository; tests/e2e has one"},
+    ),
+    Page(
+        "commands/diff.md",
+        before={"*": [f'{GPT} --strategy "search{{iterations=6}}" -o fits.onnx']},
+        left_out={"memplan diff step.onnx *": "no output is shown"},
+    ),
+    Page("commands/grad.md", others=["guide.md"], before={"*": ["python forward.py"]}),
+    Page(
+        "commands/profile.md",
+        quick={"memplan profile *": ("--runs", "2"), "memplan rewrite *": SOON},
+    ),
+    Page(
+        "commands/rewrite.md",
+        given={"lstm.py": LSTM},
+        before={"memplan rewrite lstm*": ["python lstm.py"]},
+        quick={"memplan rewrite * --plan *": (), "memplan rewrite *": SOON},
+        left_out={"memplan rewrite gpt2_small*": LARGE},
+    ),
+    Page("commands/strategies.md"),
+    Page("commands/sweep.md", quick={"memplan sweep *": ("--effort", "4")}),
+    Page(
+        "commands/validate.md",
+        quick={"memplan validate *": ("--runs", "1")},
+        before={
+            "*": [f"{GPT} -o fits.onnx"],
+            "memplan validate sample_models/lstm*": [
+                "memplan rewrite sample_models/lstm.onnx --budget 80% --session default "
+                "-o anywhere.onnx"
+            ],
+        },
+    ),
+    Page(
+        "commands/plan-as.md",
+        others=["stay-in-pytorch.md"],
+        before={"*": ["memplan capture model.py:make_step -o step.onnx"]},
+        quick={"memplan rewrite *": SOON},
+    ),
+    Page(
+        "commands/run.md",
+        others=["guide.md"],
+        given={"data.py": DATA},
+        before={
+            "*": [
+                *GUIDE_STEP,
+                "memplan rewrite step.onnx --dim N=2048 --budget 60% -o fits.onnx",
+                "python data.py",
+            ]
+        },
+        quick={"memplan run *": ("--steps", "20"), "memplan rewrite *": SOON},
+    ),
+)
+
+TRIED = ("commands/analyze.md", "commands/check.md", "commands/grad.md", "commands/strategies.md")
+
+ELSEWHERE = {
+    "browser.md": "tests/e2e/test_browser_page.py",
+    "commands/device.md": "what it prints is of the machine",
+    "commands/lower.md": "its LeNet is not in the repository; from-onnxruntime-training.md",
+    "extending.md": "tests/unit/solver/strategies/test_registry.py",
+    "from-onnxruntime-training.md": "tests/ort/test_pages.py",
+    "gradients.md": "tests/ort/test_pages.py",
+    "how/dropout.md": "the reader's own model",
+    "plan-for-absent-gpu.md": "tests/ort/test_pages.py",
+    "stay-in-pytorch.md": "tests/ort/test_stay_in_pytorch.py",
+    "../sample_models/README.md": "tests/ort/test_samples.py makes all of them",
+}
+"""Other pages with commands: the test that runs them, or why none does."""

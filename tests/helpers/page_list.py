@@ -124,7 +124,7 @@ PAGES = (
     ),
 )
 
-TRIED = ("commands/analyze.md", "commands/check.md", "commands/grad.md", "commands/strategies.md")
+TRIED = tuple(page.path for page in PAGES)
 
 ELSEWHERE = {
     "browser.md": "tests/e2e/test_browser_page.py",

@@ -107,7 +107,7 @@ One memory model (the runtime's, exact, with workspace) and one cost model (roof
 estimated, not measured) for all. A budget is a share of the dynamic peak. *reaches N%*: the
 strategy found no plan for the budget, its lowest peak is N% of the original one. The bound holds
 for any order. The others are memplan's implementations of the published algorithms
-(`memplan/solver/strategies/`). `auto` starts from their plans, too.
+(`benchmarks/`); no search of memplan starts from their plans.
 """
 
 CERTIFIED = """

@@ -50,8 +50,8 @@ recorded before the free passes existed and the search was last changed.
 Extra time of recomputation in percent of the step without, at a share of the dynamic peak. One
 memory model (the runtime's, exact, with workspace) and one cost model (roofline of an H200:
 estimated, not measured) for all; two CPU cores, 10 seconds per plan. The published planners are
-memplan's implementations of their algorithms ([which](commands/strategies.md)); memplan's search
-starts from their plans, too. The bound holds for every node order and every recomputation.
+memplan's implementations of their algorithms ([which](commands/strategies.md)); no search
+of memplan starts from their plans. The bound holds for every node order and every recomputation.
 """
 _PLAIN = """
 ## Plain sessions

@@ -30,7 +30,7 @@ ALLOWED = frozenset(
     | {"clip-norm", "clip-value"}
     | {"via", "dynamic", "frozen", "ema", "dropout"}
     | {"accumulate", "chunk", "offload", "host-link"}
-    | {"steps", "batch", "lr", "hyper", "init", "shuffle", "guard", "measure"}
+    | {"steps", "batch", "lr", "hyper", "init", "shuffle", "guard", "measure", "spin"}
 )
 """The options that a configuration file may set."""
 REFUSED = frozenset(

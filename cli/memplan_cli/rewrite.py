@@ -133,7 +133,12 @@ if TYPE_CHECKING:
     is_flag=True,
     help="First measure the seconds per node, by running the model.",
 )
-@click.option("--device", metavar="NAME", help="Device profile for cost estimates.")
+@click.option(
+    "--device",
+    metavar="NAME",
+    help="Device profile for cost estimates: h200, h100, a100, rtx4090 or cpu.  [default: by "
+    "--provider]",
+)
 @time_limit_option("Seconds for planning.", 10.0)
 @click.option(
     "--effort",

@@ -105,7 +105,7 @@ def command(model: Path, dims: tuple[str, ...], report: Report, **options: Any) 
 
     State stays in the session's memory, new values over old ones where that is right. Ctrl-C ends
     the run behind a whole step, and writes the checkpoint. A run that was killed goes on with
-    --resume as if nothing had happened, to the bit.
+    --resume to the bit, but for dropout masks drawn by the operator.
     """
     from memplan.training.train import TrainOptions, run
 

@@ -40,13 +40,11 @@ def renewed(shown: str, printed: str) -> str:
     lines = printed.splitlines()
     parts = [part.splitlines() for part in re.split(r"^\.\.\.\n", shown, flags=re.MULTILINE)]
     place, found = 0, []
-    for number, part in enumerate(parts):
+    for part in parts:
         first = _like(part[0], lines, place, place) if part else place
-        last = number == len(parts) - 1
-        near = first + len(part) - 1
-        end = len(lines) if last else _like(part[-1], lines, first, near) + 1 if part else first
+        end = _like(part[-1], lines, first, first + len(part) - 1) + 1 if part else first
         found.append("".join(f"{line.rstrip()}\n" for line in lines[first:end] if part))
-        place = end
+        place = min(end, len(lines) - 1)
     return "...\n".join(found)
 
 

@@ -124,7 +124,16 @@ PAGES = (
     ),
 )
 
-TRIED = ("commands/analyze.md", "commands/check.md", "commands/grad.md", "commands/strategies.md")
+TRIED = (
+    "../README.md",
+    "commands/analyze.md",
+    "commands/capture.md",
+    "commands/check.md",
+    "commands/diff.md",
+    "commands/grad.md",
+    "commands/strategies.md",
+)
+"""Pages that the test follows; ``python -m tools.shown`` takes the others, too."""
 
 ELSEWHERE = {
     "browser.md": "tests/e2e/test_browser_page.py",

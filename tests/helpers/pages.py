@@ -212,12 +212,13 @@ def follow(page: Page | str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def missing_words(shown: str, printed: str) -> list[str]:
-    """Pairs of words that stand side by side on the page, and nowhere in what was printed.
+    """Pairs of words side by side in a line of the page, and nowhere in what was printed.
 
     Numbers, units and names of tensors and files are no words: they differ from run to run.
     """
     there = set(_pairs(printed))
-    return [" ".join(pair) for pair in _pairs(shown) if pair not in there]
+    pairs = (pair for line in shown.splitlines() for pair in _pairs(line))
+    return [" ".join(pair) for pair in pairs if pair not in there]
 
 
 def same_words(shown: str, printed: str) -> bool:
@@ -226,11 +227,9 @@ def same_words(shown: str, printed: str) -> bool:
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str]]:
-    for part in re.split(r"^\.\.\.$", text, flags=re.MULTILINE):
-        words = [_WORD.fullmatch(word) for word in part.split()]
-        for one, other in pairwise(words):
-            if one and other:
-                yield one[1], other[1]
+    for one, other in pairwise(_WORD.fullmatch(word) for word in text.split()):
+        if one and other:
+            yield one[1], other[1]
 
 
 def agrees(shown: str, printed: str, relative: float = 0.05) -> bool:

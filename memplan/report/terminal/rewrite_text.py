@@ -237,11 +237,10 @@ def _refusal_line(result: Rewrite) -> str:
 def _added_line(plain: PlainModel) -> str:
     counts = [(plain.fences, "fence"), (plain.input_fences, "input fence"), (plain.pins, "pin")]
     named = ", ".join(counted(number, name) for number, name in counts)
-    more = plain.timeline.peak_with_workspace_bytes - plain.tuned_peak_bytes
     return (
         f"added for plain sessions: {named} ({counted(plain.added_nodes, 'small node')}, no "
         f"copies); a tuned session peaks at {format_bytes(plain.tuned_peak_bytes)}, a plain one "
-        f"at {format_delta(more)}"
+        f"at {format_bytes(plain.timeline.peak_with_workspace_bytes)}"
     )
 
 

@@ -124,17 +124,6 @@ PAGES = (
     ),
 )
 
-TRIED = (
-    "../README.md",
-    "commands/analyze.md",
-    "commands/capture.md",
-    "commands/check.md",
-    "commands/diff.md",
-    "commands/grad.md",
-    "commands/strategies.md",
-)
-"""Pages that the test follows; ``python -m tools.shown`` takes the others, too."""
-
 ELSEWHERE = {
     "browser.md": "tests/e2e/test_browser_page.py",
     "commands/device.md": "what it prints is of the machine",

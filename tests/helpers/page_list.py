@@ -81,7 +81,7 @@ PAGES = (
     Page("commands/grad.md", others=["guide.md"], before={"*": ["python forward.py"]}),
     Page(
         "commands/profile.md",
-        quick={"memplan profile *": ("--runs", "2"), "memplan rewrite *": SOON},
+        left_out={"memplan *": "which operators take the most time is of the machine and its load"},
     ),
     Page(
         "commands/rewrite.md",
@@ -123,6 +123,17 @@ PAGES = (
         quick={"memplan run *": ("--steps", "20"), "memplan rewrite *": SOON},
     ),
 )
+
+ALWAYS = (
+    "../README.md",
+    "commands/analyze.md",
+    "commands/capture.md",
+    "commands/check.md",
+    "commands/diff.md",
+    "commands/grad.md",
+    "commands/strategies.md",
+)
+"""Pages that every run of the tests follows; the others take minutes, and ``MEMPLAN_THOROUGH=1``."""
 
 ELSEWHERE = {
     "browser.md": "tests/e2e/test_browser_page.py",

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers.effort import THOROUGH
 from helpers.models import ROOT
-from helpers.page_list import ELSEWHERE, PAGES
+from helpers.page_list import ALWAYS, ELSEWHERE, PAGES
 from helpers.pages import DOCS, Page, agrees, commands, examples, files, follow, same_words
 from memplan import Trainer
 from memplan.errors import EXIT_INFEASIBLE
@@ -49,6 +50,8 @@ def test_commands_of_a_page(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    if page.path not in ALWAYS and not THOROUGH:
+        pytest.skip("minutes, all in all: MEMPLAN_THOROUGH=1")
     if any("memplan capture " in line for each in examples(page.path) for line in each.commands):
         pytest.importorskip("torch")
         pytest.importorskip("onnxscript")

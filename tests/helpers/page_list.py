@@ -133,7 +133,7 @@ ALWAYS = (
     "commands/grad.md",
     "commands/strategies.md",
 )
-"""Pages that every run of the tests follows; the others take minutes, and ``MEMPLAN_THOROUGH=1``."""
+"""Pages that every run of the tests follows; the rest takes minutes, and ``MEMPLAN_THOROUGH=1``."""
 
 ELSEWHERE = {
     "browser.md": "tests/e2e/test_browser_page.py",

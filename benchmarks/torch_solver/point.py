@@ -22,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import memplan
 from benchmarks.torch_solver.models import make
+from memplan.runtime.resident_set import peak_rss, reset_peak_rss
 
 STEPS = 9
 
@@ -99,17 +100,9 @@ def _allocated(run: Callable[..., Any], model: Any, batch: Any) -> int:
 
 def _grown(run: Callable[..., Any], model: Any, batch: Any) -> int:
     """Growth of the resident set, from the high-water mark that Linux keeps."""
-    before = _status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
+    before = reset_peak_rss()
     _step(run, model, batch)
-    return _status("VmHWM") - before
-
-
-def _status(key: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key + ":"):
-            return int(line.split()[1]) * 1024
-    raise KeyError(key)
+    return peak_rss() - before
 
 
 def _seconds(run: Callable[..., Any], model: Any, batch: Any) -> float:

@@ -11,7 +11,7 @@ from memplan.errors import UsageError
 from memplan_cli.apart import users_streams
 from memplan_cli.command import memplan_command
 from memplan_cli.progress import waiting
-from memplan_cli.shared_options import PATH, Report, report_options
+from memplan_cli.shared_options import PATH, Report, dropout_option, report_options
 
 
 @memplan_command(
@@ -80,14 +80,7 @@ from memplan_cli.shared_options import PATH, Report, report_options
     metavar="DECAY",
     help="Keep a moving average of every trained parameter.  [default: the step's]",
 )
-@click.option(
-    "--dropout",
-    default="operator",
-    show_default=True,
-    metavar="SOURCE",
-    help="Where dropout masks come from: operator draws them; counter makes them of the number of "
-    "the step (with a seed as in counter{seed=7}), so that they can be recomputed.",
-)
+@dropout_option
 @report_options(output=None, format_help="Form of the report on stdout.")
 def command(
     target: str, output: Path, dynamic: tuple[str, ...], report: Report, **options: Any

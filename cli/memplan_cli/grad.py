@@ -14,6 +14,7 @@ from memplan_cli.shared_options import (
     Report,
     bound,
     dim_option,
+    dropout_option,
     emit_model,
     one_on_stdout,
     optimizer_names,
@@ -91,14 +92,7 @@ from memplan_cli.shared_options import (
     help="Cell tensors of recurrent layers to recompute at every step instead of storing them: "
     "all, auto, or names as in 'a+b*'.",
 )
-@click.option(
-    "--dropout",
-    default="operator",
-    show_default=True,
-    metavar="SOURCE",
-    help="Where dropout masks come from: operator draws them; counter makes them of the number of "
-    "the step (with a seed as in counter{seed=7}), so that they can be recomputed.",
-)
+@dropout_option
 @dim_option("Give a symbolic dimension its size, for --checkpoints.")
 @weights_option
 @click.option("--forward-only", is_flag=True, help="Write no backward part.")

@@ -50,6 +50,18 @@ def state_option(function: Function) -> Function:
     )(function)
 
 
+def dropout_option(function: Function) -> Function:
+    """``--dropout``, of commands that make a training step."""
+    return click.option(
+        "--dropout",
+        default="operator",
+        show_default=True,
+        metavar="SOURCE",
+        help="Where dropout masks come from: operator draws them; counter makes them of the number "
+        "of the step (with a seed as in counter{seed=7}), so that they can be recomputed.",
+    )(function)
+
+
 def session_option(help: str) -> Callable[[Function], Function]:
     """``--session``."""
     kinds = click.Choice(["tuned", "default"])

@@ -112,26 +112,21 @@ def _candidate(state: State, kind: _Kind) -> Candidate | None:
     """The regions along the first axis around results of a kind that are chains of many nodes, the
     largest tensors of which are these."""
     graph = state.model.graph
-    facts = facts_of(state.model)
     key, shape = kind
-    alike_it = (
-        t.id
-        for t in graph.tensors
-        if t.shape == shape and t.producer >= 0 and graph.nodes[t.producer].key == key
-    )
-    for seed in alike_it:
-        every = alike(facts, seed, 0)
-        pairs = [
-            (name, region)
-            for name, region in zip(every.seeds, every.regions, strict=True)
-            if _is_chain(graph, region, graph.tensors[seed].nbytes)
-            and not has_pieces(state, [region])
-        ]
-        if pairs:
-            names, regions = zip(*pairs, strict=True)
-            return Candidate(names, 0, regions)
+    of_kind = (t for t in graph.tensors if t.shape == shape and t.producer >= 0)
+    seed = next((t for t in of_kind if graph.nodes[t.producer].key == key), None)
+    if seed is None:
         return None
-    return None
+    every = alike(facts_of(state.model), seed.id, 0)
+    pairs = [
+        (name, region)
+        for name, region in zip(every.seeds, every.regions, strict=True)
+        if _is_chain(graph, region, seed.nbytes) and not has_pieces(state, [region])
+    ]
+    if not pairs:
+        return None
+    names, regions = zip(*pairs, strict=True)
+    return Candidate(names, 0, regions)
 
 
 def _is_chain(graph: Graph, region: Region, nbytes: int) -> bool:

@@ -43,8 +43,8 @@ from memplan_cli.shared_options import PATH, Report, dropout_option, report_opti
     "--loss-scale",
     metavar="SCALE",
     help="Multiply the loss by this, so that small float16 gradients survive; the update "
-    "divides by it again: dynamic (options as in dynamic{init_scale=1024}), a number, or none.  [default: "
-    "the step's scaler]",
+    "divides by it again: dynamic (options as in dynamic{init_scale=1024}), a number, or none.  "
+    "[default: the step's scaler]",
 )
 @click.option(
     "--clip-norm",

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tarfile
@@ -35,6 +37,14 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11", "3.12", "3.13")
 HELP_SECONDS = 0.15
 _HELP_RUNS = 20
+# What a trial's record names beside the Python.
+_VERSIONS = """
+import json, platform
+from importlib.metadata import distributions
+names = ("memplan", "numpy", "numba", "highspy", "onnx", "onnxruntime", "onnxruntime-gpu", "torch")
+found = {each.name: each.version for each in distributions() if each.name in names}
+print(json.dumps({"python": platform.python_version(), **found}))
+"""
 _PACKAGES = {"memplan": "memplan", "cli/memplan_cli": "memplan_cli"}
 _BLOCK = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _BIN = "Scripts" if sys.platform == "win32" else "bin"
@@ -61,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="copy the built files to this folder")
     parser.add_argument("--build-only", action="store_true", help="build and check; try nothing")
     parser.add_argument("--no-tests", action="store_true", help="leave out the quick tests")
+    parser.add_argument("--json", type=Path, help="put what came of it into this file")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
         try:
@@ -76,13 +87,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         failed = 0
         pythons = () if options.build_only else options.python or PYTHONS
         for number, wanted in enumerate(pythons):
+            row: dict[str, object] = {"wanted": wanted, "failed": None}
             try:
-                for said in tried(release, wanted, Path(folder) / f"python{number}", options):
+                place = Path(folder) / f"python{number}"
+                for said, figures in tried(release, wanted, place, options):
                     print(f"python {wanted}: {said}")
+                    row |= figures
             except FailedError as error:
                 print(f"python {wanted}: FAIL {error}")
+                row["failed"] = str(error)
                 failed = 1
+            if options.json:
+                write_record(options.json, row)
         return failed
+
+
+def write_record(path: Path, row: dict[str, object]) -> None:
+    """Put what came of one Python into a record, in place of what the record says of it."""
+    rows = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else []
+    rows = [each for each in rows if each["wanted"] != row["wanted"]]
+    record = {
+        "command": "python tools/try_release.py --json FILE",
+        "cpu_count": os.cpu_count(),
+        "results": sorted([*rows, row], key=lambda each: str(each["wanted"])),
+    }
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def found(folder: Path) -> Release:
@@ -161,8 +190,9 @@ def readme_commands() -> tuple[tuple[str, ...], ...]:
 
 def tried(
     release: Release, wanted: str, folder: Path, options: argparse.Namespace
-) -> Iterator[str]:
-    """Install, time ``--help``, run the README's commands and the quick tests: what came of it."""
+) -> Iterator[tuple[str, dict[str, object]]]:
+    """Install, time ``--help``, run the README's commands and the quick tests: what came of it, in
+    words and for the record."""
     python = interpreter(wanted)
     if python is None:
         raise FailedError("not found on this machine")
@@ -171,9 +201,13 @@ def tried(
     environment.pop("PYTHONPATH", None)
     begin = time.monotonic()
     _run([programs / "pip", "install", "-q", release.wheel], "pip install")
-    yield f"installed in {time.monotonic() - begin:.0f} s"
+    said = f"installed in {time.monotonic() - begin:.0f} s"
+    versions = _run([programs / "python", "-c", _VERSIONS], "the versions").stdout
+    digest = hashlib.sha256(release.wheel.read_bytes()).hexdigest()
+    yield said, {"versions": json.loads(versions), "wheel_sha256": digest}
     waited, worked = help_seconds(programs / "memplan", environment)
-    yield f"--help {1000 * waited:.0f} ms ({1000 * worked:.0f} ms of CPU)"
+    figures = {"help_seconds": round(waited, 3), "help_cpu_seconds": round(worked, 3)}
+    yield f"--help {1000 * waited:.0f} ms ({1000 * worked:.0f} ms of CPU)", figures
     if worked > HELP_SECONDS:
         raise FailedError(f"--help takes {1000 * worked:.0f} ms of CPU")
     with tarfile.open(release.sdist) as archive:
@@ -182,12 +216,15 @@ def tried(
     begin = time.monotonic()
     for call in readme_commands():
         _run([programs / "memplan", *call], f"memplan {' '.join(call)}", env=environment, cwd=tree)
-    yield f"the README's commands in {time.monotonic() - begin:.0f} s"
+    took = round(time.monotonic() - begin)
+    commands = {"readme_commands": [" ".join(call) for call in readme_commands()]}
+    yield f"the README's commands in {took} s", commands | {"readme_seconds": took}
     if not options.no_tests:
         _run([programs / "pip", "install", "-q", f"{release.wheel}[test]"], "pip install [test]")
         quick = [programs / "pytest", "-q", "-n", "2", "-m", "not slow", "-p", "no:cacheprovider"]
         done = _run(quick, "the quick tests", env=environment, cwd=tree)
-        yield done.stdout.strip().splitlines()[-1]
+        said = done.stdout.strip().splitlines()[-1]
+        yield said, {"quick_tests": said}
 
 
 def interpreter(wanted: str) -> str | None:
@@ -207,8 +244,8 @@ def interpreter(wanted: str) -> str | None:
 
 
 def help_seconds(program: Path, environment: dict[str, str]) -> tuple[float, float]:
-    """The shortest of some runs of ``--help``: by the clock, which also counts what else the
-    machine does, and in CPU seconds."""
+    """The median of some runs of ``--help`` by the clock, which also counts what else the machine
+    does, and the least in CPU seconds."""
     waited, worked = [], []
     for _ in range(_HELP_RUNS):
         begin, before = time.perf_counter(), os.times()
@@ -217,7 +254,7 @@ def help_seconds(program: Path, environment: dict[str, str]) -> tuple[float, flo
         waited.append(time.perf_counter() - begin)
         used = after.children_user + after.children_system
         worked.append(used - before.children_user - before.children_system)
-    return min(waited), min(worked)
+    return statistics.median(waited), min(worked)
 
 
 def _environment(folder: Path, python: str) -> Path:

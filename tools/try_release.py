@@ -205,11 +205,11 @@ def tried(
     versions = _run([programs / "python", "-c", _VERSIONS], "the versions").stdout
     digest = hashlib.sha256(release.wheel.read_bytes()).hexdigest()
     yield said, {"versions": json.loads(versions), "wheel_sha256": digest}
-    waited, worked = help_seconds(programs / "memplan", environment)
-    figures = {"help_seconds": round(waited, 3), "help_cpu_seconds": round(worked, 3)}
-    yield f"--help {1000 * waited:.0f} ms ({1000 * worked:.0f} ms of CPU)", figures
-    if worked > HELP_SECONDS:
-        raise FailedError(f"--help takes {1000 * worked:.0f} ms of CPU")
+    help_took = help_seconds(programs / "memplan", environment)
+    told = ", ".join(f"{name} {1000 * took:.0f}" for name, took in help_took.items())
+    yield f"--help in ms: {told}", {"help_seconds": help_took}
+    if help_took["cpu"] > HELP_SECONDS:
+        raise FailedError(f"--help takes {1000 * help_took['cpu']:.0f} ms of CPU")
     with tarfile.open(release.sdist) as archive:
         archive.extractall(folder, filter="data")
     (tree,) = (each for each in folder.glob("memplan-*") if each.is_dir())
@@ -243,9 +243,9 @@ def interpreter(wanted: str) -> str | None:
     return None
 
 
-def help_seconds(program: Path, environment: dict[str, str]) -> tuple[float, float]:
-    """The median of some runs of ``--help`` by the clock, which also counts what else the machine
-    does, and the least in CPU seconds."""
+def help_seconds(program: Path, environment: dict[str, str]) -> dict[str, float]:
+    """Some runs of ``--help`` by the clock, which also counts what else the machine does, and the
+    least in CPU seconds."""
     waited, worked = [], []
     for _ in range(_HELP_RUNS):
         begin, before = time.perf_counter(), os.times()
@@ -254,7 +254,8 @@ def help_seconds(program: Path, environment: dict[str, str]) -> tuple[float, flo
         waited.append(time.perf_counter() - begin)
         used = after.children_user + after.children_system
         worked.append(used - before.children_user - before.children_system)
-    return statistics.median(waited), min(worked)
+    took = {"median": statistics.median(waited), "shortest": min(waited), "cpu": min(worked)}
+    return {name: round(seconds, 3) for name, seconds in took.items()}
 
 
 def _environment(folder: Path, python: str) -> Path:

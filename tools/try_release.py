@@ -307,7 +307,8 @@ def _run(
     done = subprocess.run(words, env=env, cwd=cwd, capture_output=True, text=True)
     if done.returncode:
         print((done.stdout + done.stderr)[-6000:])
-        raise FailedError(f"{what} ended with {done.returncode}")
+        last = (done.stdout.strip() or done.stderr.strip()).splitlines()[-1:]
+        raise FailedError(": ".join([f"{what} ended with {done.returncode}", *last]))
     return done
 
 

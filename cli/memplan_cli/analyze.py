@@ -44,18 +44,21 @@ _OF_ONE_STEP = ("chrome-trace", "torch-snapshot")
 @click.argument("model", type=PATH)
 @dim_option()
 @loss_option
-@session_option("How the model will be loaded.")
-@provider_option("The execution provider whose rules apply.")
+@session_option("How you will load the model: tuned (by memplan.load), or with default options.")
+@provider_option("The execution provider to analyze for.")
 @state_option
 @click.option(
     "--top",
     type=click.IntRange(min=0),
+    metavar="N",
     default=20,
     show_default=True,
-    help="How many tensors to list (fewer by default on a small terminal).",
+    help="List this many tensors (fewer by default on a small terminal).",
 )
 @click.option(
-    "--frontier", is_flag=True, help="Also plan for a dozen budgets and show their extra time."
+    "--frontier",
+    is_flag=True,
+    help="Also plan for a dozen budgets and show the extra time of each.",
 )
 @report_options("text", "json", "html", "chrome-trace", "torch-snapshot")
 @click.pass_context
@@ -71,9 +74,9 @@ def command(
     frontier: bool,
     report: Report,
 ) -> int:
-    """Account for every byte of MODEL's peak, and why it is alive.
+    """Account for every byte of MODEL's peak, and say why each is still in memory.
 
-    Nothing is run. For a plain session ONNX Runtime loads the file; else no weights are read.
+    MODEL is not run. With --session default, ONNX Runtime loads it; otherwise no weights are read.
     """
     from memplan.api.analysis import analyze
 

@@ -20,75 +20,81 @@ from memplan_cli.shared_options import PATH, Report, dropout_option, report_opti
     "memplan capture train.py:make_step -o step.onnx --dynamic batch --via grad",
 )
 @click.argument("target", metavar="FILE.py:FUNCTION")
-@click.option("-o", "--output", required=True, type=PATH, help="The training graph.")
+@click.option(
+    "-o", "--output", required=True, type=PATH, help="Write the training graph to this file."
+)
 @click.option(
     "--via",
     type=click.Choice(["auto", "grad", "joint"]),
     default="auto",
     show_default=True,
-    help="PyTorch's forward graph and memplan's gradients, or autograd's own backward; auto takes "
-    "the second where the first is closed or fails the check.",
+    help="How to differentiate: grad (PyTorch's forward graph, memplan's gradients), joint "
+    "(autograd's own backward graph), or auto (grad; joint where grad cannot or fails the "
+    "check).",
 )
 @click.option(
     "--dynamic",
     multiple=True,
     metavar="NAME",
-    help="A name for the first axis of all tensors of the batch, or INPUT:AXIS=NAME for one.",
+    help="Leave the first axis of every batch tensor open, under this name; INPUT:AXIS=NAME opens "
+    "one axis. Repeatable.",
 )
 @click.option(
     "--loss-scale",
     metavar="SCALE",
-    help="Begin the gradients with this: dynamic (with options as in dynamic{init_scale=1024}), a "
-    "number, or none.  [default: the step's scaler]",
+    help="Multiply the loss by this, so that small float16 gradients survive; the update "
+    "divides by it again: dynamic (options as in dynamic{init_scale=1024}), a number, or none.  "
+    "[default: the step's scaler]",
 )
 @click.option(
     "--clip-norm",
     type=float,
     metavar="X",
-    help="Bound the norm of all gradients together.  [default: the step's]",
+    help="Scale the gradients down if their total norm exceeds X.  [default: as in the step]",
 )
 @click.option(
     "--clip-value",
     type=float,
     metavar="X",
-    help="Bound every element of every gradient.  [default: the step's]",
+    help="Clamp every element of every gradient to -X..X.  [default: as in the step]",
 )
 @click.option(
     "--weights",
     type=click.Choice(["auto", "embed", "copy", "none"]),
     default="auto",
     show_default=True,
-    help="Put weights into the file, copy them beside it (OUTPUT.data), or leave them out; auto "
-    "embeds up to 256 MiB.",
+    help="Where the weights go: embed (into the file), copy (into OUTPUT.data beside it), or "
+    "none; auto embeds up to 256 MiB and copies more.",
 )
 @click.option(
     "--check/--no-check",
     default=True,
     show_default=True,
-    help="Run the step in PyTorch and in ONNX Runtime on the example batch and compare loss, "
-    "gradients, buffers and two updates; a difference is exit code 1, and nothing is written.",
+    help="Run the step in PyTorch and in ONNX Runtime on the example batch, and compare loss, "
+    "gradients, buffers and two updates. If they differ, exit with code 1 and write nothing.",
 )
 @click.option(
     "--frozen",
     type=click.Choice(["constants", "inputs"]),
-    help="What frozen parameters become: constants of the graph, or inputs that may "
-    "change between steps.  [default: the step's, else constants]",
+    help="What frozen parameters become: constants, or inputs that you may change between steps.  "
+    "[default: as in the step, else constants]",
 )
 @click.option(
     "--ema",
     type=float,
     metavar="DECAY",
-    help="Keep a moving average of every trained parameter.  [default: the step's]",
+    help="Keep an exponential moving average of every trained parameter, with this decay (0.999, "
+    "say).  [default: as in the step]",
 )
 @dropout_option
-@report_options(output=None, format_help="Form of the report on stdout.")
+@report_options(output=None, format_help="Format of the report on stdout.")
 def command(
     target: str, output: Path, dynamic: tuple[str, ...], report: Report, **options: Any
 ) -> int:
-    """Capture a training step of PyTorch as a training graph.
+    """Capture a PyTorch training step as an ONNX training graph.
 
-    FUNCTION in FILE.py takes nothing and returns the model, the loss function, a batch and, if
-    there is one, the optimizer. Its code is run.
+    FUNCTION in FILE.py takes no arguments and returns the model, the loss function, a batch and,
+    optionally, the optimizer. memplan runs this code.
     """
     from memplan.api.capture.capturing import capture
 

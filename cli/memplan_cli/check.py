@@ -54,23 +54,35 @@ _COLORS = {
     type=PATH,
     default="memplan.lock",
     show_default=True,
-    help="The lock file; it names models relative to its folder.",
+    help="The lock file; model paths in it are relative to its folder.",
 )
 @click.option(
-    "--update", is_flag=True, help="Record today's peaks (of MODELs, else of the whole lock)."
+    "--update",
+    is_flag=True,
+    help="Write the current peaks of MODELs to the lock (without MODELs: of all in it).",
 )
-@click.option("--max-peak", metavar="SIZE", help="Also fail any model with a higher peak.")
-@dim_option("With --update or --base: give a symbolic dimension its size.")
-@session_option("With --update or --base: how models are loaded; else as in the lock.")
-@provider_option("With --update or --base: whose rules apply; else as in the lock.")
-@click.option("--base", metavar="REF", help="Also compare with the merge-base of REF and HEAD.")
-@click.option("--strict", is_flag=True, help="Also fail where the lock allows more than is needed.")
+@click.option("--max-peak", metavar="SIZE", help="Also fail every model whose peak is above this.")
+@dim_option("With --update or --base: set the size of a symbolic dimension. Repeatable.")
+@session_option(
+    "With --update or --base: how you will load the models; those in the lock keep their setting "
+    "unless you give this."
+)
+@provider_option(
+    "With --update or --base: the execution provider; models in the lock keep theirs unless you "
+    "give this."
+)
+@click.option(
+    "--base", metavar="REF", help="Also compare with the models at the merge-base of REF and HEAD."
+)
+@click.option(
+    "--strict", is_flag=True, help="Also fail when the lock allows more than a model needs."
+)
 @click.option(
     "--report",
     "reports",
     multiple=True,
     metavar="FORMAT=FILE",
-    help="Also write the result in another format. Repeatable.",
+    help="Also write the result to a file in another format. Repeatable.",
 )
 @report_options(*FORMATS)
 @click.pass_context
@@ -88,11 +100,11 @@ def command(
     reports: tuple[str, ...],
     report: Report,
 ) -> int:
-    """Compare the peaks of models with a committed lock; exit 1 when one is above its limit.
+    """Fail with exit code 1 when a model's peak exceeds its limit in a committed lock file.
 
-    Without MODELs, all of the lock are compared. Models are analyzed as the lock recorded them;
-    nothing is run, and the lock is not written without --update. With --base no lock is needed:
-    models that are not in one are held against what they needed at the merge-base.
+    Without MODELs, every model in the lock is checked, with the settings recorded there. No model
+    is run, and the lock is written only with --update. --base needs no lock: models without an
+    entry are compared with their peaks at the merge-base.
     """
     from memplan.api.check.checking import files_read, run_check, run_update
     from memplan.api.check.targets import CheckRequest

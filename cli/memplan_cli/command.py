@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import click
@@ -11,11 +11,35 @@ from memplan.errors import UsageError
 from memplan_cli.configuration import configured, log_defaults, source_of_defaults
 from memplan_cli.logs import logging_to_stderr
 
-HELP_NAMES = ["-h", "--help"]
+# Of help texts, which are as wide as the terminal up to 100 columns.
+SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+_UNBREAKABLE = str.maketrans("-", "\N{NON-BREAKING HYPHEN}")
+
+
+class _Formatter(click.HelpFormatter):
+    """Breaks no line at a hyphen: options and names stay whole."""
+
+    def write_text(self, text: str) -> None:
+        super().write_text(text.translate(_UNBREAKABLE))
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], *args: Any, **settings: Any) -> None:
+        whole = [(name, text.translate(_UNBREAKABLE)) for name, text in rows]
+        super().write_dl(whole, *args, **settings)
+
+    def getvalue(self) -> str:
+        return super().getvalue().replace("\N{NON-BREAKING HYPHEN}", "-")
+
+
+class HelpContext(click.Context):
+    """Of all commands, and of the program."""
+
+    formatter_class = _Formatter
 
 
 class Command(click.Command):
     """A command with ``examples`` below its help, and defaults from pyproject.toml."""
+
+    context_class = HelpContext
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -62,6 +86,4 @@ def _configure(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
 
 def memplan_command(name: str, *examples: str) -> Callable[[Callable[..., Any]], click.Command]:
     """Declares a command of the program; ``examples`` are command lines for its help."""
-    return click.command(
-        name, cls=Command, examples=examples, context_settings={"help_option_names": HELP_NAMES}
-    )
+    return click.command(name, cls=Command, examples=examples, context_settings=SETTINGS)

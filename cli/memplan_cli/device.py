@@ -8,10 +8,10 @@ from memplan_cli.shared_options import Report, provider_option, report_options
 
 
 @memplan_command("device", "memplan device", "memplan device --provider cuda --format json")
-@provider_option("Exit with code 5 if this provider does not start.")
+@provider_option("Require this provider: exit with code 5 if it does not start.")
 @report_options()
 def command(provider: str, report: Report) -> int:
-    """Say what the runtime, the GPU and the machine are, and which providers really start."""
+    """Show the runtime, the GPU and the machine, and which execution providers start."""
     from memplan.api.versions import measured_runtime
     from memplan.runtime.cuda_device import describe_device, require
 

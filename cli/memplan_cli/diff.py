@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 )
 @click.argument("old", type=PATH)
 @click.argument("new", type=PATH)
-@dim_option("Give a symbolic dimension its size, in both models.")
+@dim_option("Set the size of a symbolic dimension in both models. Repeatable.")
 @click.option(
     "--new-dim",
     "new_dims",
     multiple=True,
     metavar="NAME=SIZE",
-    help="The same for NEW only, to compare sizes.",
+    help="Set the size of a symbolic dimension in NEW only, to compare two sizes. Repeatable.",
 )
-@session_option("How the models will be loaded.")
-@provider_option("The execution provider whose rules apply.")
+@session_option("How you will load the models: tuned (by memplan.load), or with default options.")
+@provider_option("The execution provider to analyze for.")
 @state_option
 @report_options("text", "json", "html")
 def command(
@@ -55,8 +55,8 @@ def command(
 ) -> int:
     """Explain why NEW needs more or less memory than OLD, tensor by tensor.
 
-    Tensors are matched by structure, so renaming makes no difference. Nothing is run. A
-    difference is no failure: exit code 0 ('memplan check' is the gate).
+    Tensors are matched by structure, so renamed ones still match. No model is run. The exit code
+    is 0 even if the peaks differ; to fail on growth, use 'memplan check'.
     """
     from memplan.api.diff.diffing import diff
 

@@ -32,26 +32,31 @@ from memplan_cli.shared_options import (
 )
 @click.argument("forward", type=PATH)
 @click.option(
-    "-o", "--output", required=True, type=PATH, help="The training graph, or - for stdout."
+    "-o",
+    "--output",
+    required=True,
+    type=PATH,
+    help="Write the training graph to this file; - is stdout.",
 )
 @click.option(
     "--loss",
     required=True,
     metavar="NAME",
-    help="A scalar tensor of the graph; or cross-entropy or mse, to be built on --logits.",
+    help="The loss: a scalar tensor of the graph, or cross-entropy or mse to add one on --logits.",
 )
-@click.option("--logits", metavar="NAME", help="The tensor that a built loss reads.")
+@click.option("--logits", metavar="NAME", help="The tensor that an added loss reads.")
 @click.option(
     "--class-axis",
     type=int,
     metavar="N",
-    help="Axis of the classes for cross-entropy.  [default: 1; 2 if there are three dimensions]",
+    help="The axis of the classes, for cross-entropy.  [default: 1; 2 for three dimensions]",
 )
 @click.option(
     "--wrt",
     multiple=True,
     metavar="GLOB",
-    help="Differentiate by these tensors.  [default: initializers that look trained]",
+    help="Compute gradients for tensors with these names. Repeatable.  [default: initializers "
+    "that look trainable]",
 )
 @click.option(
     "--optimizer",
@@ -59,44 +64,47 @@ from memplan_cli.shared_options import (
     show_default=True,
     metavar="NAME{opt=..}",
     shell_complete=optimizer_names,
-    help="none (gradients are outputs), sgd, momentum, adam, adamw, lion, adafactor, rmsprop or "
-    "adagrad. Options of all: lr, weight_decay, no_decay='*bias+*norm*', clip_norm, clip_value.",
+    help="Add an optimizer: sgd, momentum, adam, adamw, lion, adafactor, rmsprop or adagrad; with "
+    "none, gradients are outputs. Options: lr, weight_decay, no_decay='*bias+*norm*', "
+    "clip_norm, clip_value.",
 )
 @click.option(
     "--loss-scale",
     default="none",
     show_default=True,
     metavar="SCALE",
-    help="Begin the gradients with this, for float16: dynamic (with options as in "
-    "dynamic{init_scale=1024}), or a number. Needs --optimizer.",
+    help="Multiply the loss by this, so that small float16 gradients survive; the update "
+    "divides by it again: dynamic (options as in dynamic{init_scale=1024}), or a number. Requires "
+    "--optimizer.",
 )
 @click.option(
     "--update-output",
     type=PATH,
     metavar="FILE",
-    help="Write the optimizer as a graph of its own; the training graph gives gradients, which may "
-    "be summed over several batches.",
+    help="Write the optimizer to a separate graph, so that you can sum gradients over several "
+    "batches.",
 )
 @click.option(
     "--checkpoints",
     default="none",
     show_default=True,
     metavar="NAMES",
-    help="Recompute all but these: memory, speed, collection, or names as in 'a+b*'.",
+    help="Keep only these tensors for the backward part and recompute the rest: memory, speed, "
+    "collection, or names as in 'a+b*'.",
 )
 @click.option(
     "--scan-recompute",
     default="none",
     show_default=True,
     metavar="NAMES",
-    help="Cell tensors of recurrent layers to recompute at every step instead of storing them: "
-    "all, auto, or names as in 'a+b*'.",
+    help="Tensors of recurrent cells to recompute at every step instead of storing them: all, "
+    "auto (what is cheap), or names as in 'a+b*'.",
 )
 @dropout_option
-@dim_option("Give a symbolic dimension its size, for --checkpoints.")
+@dim_option("Set the size of a symbolic dimension, for --checkpoints. Repeatable.")
 @weights_option
-@click.option("--forward-only", is_flag=True, help="Write no backward part.")
-@report_options(output=None, format_help="Form of the report on stdout.")
+@click.option("--forward-only", is_flag=True, help="Write the forward part only, with the loss.")
+@report_options(output=None, format_help="Format of the report on stdout.")
 def command(
     forward: Path,
     output: Path,
@@ -105,11 +113,11 @@ def command(
     report: Report,
     **options: Any,
 ) -> int:
-    """Turn a FORWARD graph into a training graph in standard operators.
+    """Turn a FORWARD graph into a training graph of standard ONNX operators.
 
-    Its outputs are those of FORWARD, the loss, and for each parameter a gradient 'NAME_grad' or,
-    with an optimizer, the new value 'NAME_new'. Nothing is kept for the backward part that no
-    gradient needs.
+    It has the outputs of FORWARD, the loss and, for each parameter, the gradient 'NAME_grad' or,
+    with an optimizer, the new value 'NAME_new'. The step keeps nothing for the
+    backward part that no gradient needs.
     """
     from memplan.api.grad.differentiate import grad
     from memplan.api.grad.training_graph import GradOptions

@@ -28,32 +28,45 @@ from memplan_cli.shared_options import (
 )
 @click.argument("training_model", type=PATH)
 @click.option(
-    "-o", "--output", required=True, type=PATH, help="The lowered graph, or - for stdout."
+    "-o",
+    "--output",
+    required=True,
+    type=PATH,
+    help="Write the converted graph to this file; - is stdout.",
 )
 @click.option(
     "--loss",
     metavar="NAME",
-    help="The loss, a scalar output: its gradient is 1.  [default: found; of ORTModule, the only "
-    "output if it is a scalar]",
+    help="The scalar output that is the loss.  [default: found by memplan; in a graph of "
+    "ORTModule, the only output]",
 )
 @click.option(
     "--optimizer-model",
     type=PATH,
     metavar="FILE",
-    help="An optimizer model, to be a part of the step.",
+    help="Add the updates of this optimizer model (optimizer_model.onnx) to the step.",
 )
-@click.option("--checkpoint", type=PATH, metavar="FILE", help="Values of the parameters.")
 @click.option(
-    "--accumulate", is_flag=True, help="Keep the buffers in which gradients are summed, as state."
+    "--checkpoint",
+    type=PATH,
+    metavar="FILE",
+    help="Read the parameters' values from this checkpoint of onnxruntime-training.",
+)
+@click.option(
+    "--accumulate",
+    is_flag=True,
+    help="Keep the gradient accumulation buffers, as state. Cannot be combined with "
+    "--optimizer-model.",
 )
 @weights_option
-@report_options(output=None, format_help="Form of the report on stdout.")
+@report_options(output=None, format_help="Format of the report on stdout.")
 def command(training_model: Path, output: Path, report: Report, **options: Any) -> int:
-    """Lower a TRAINING_MODEL of onnxruntime-training to standard operators.
+    """Convert a TRAINING_MODEL of onnxruntime-training to standard ONNX operators.
 
-    Artifacts ('training_model.onnx') and graphs that ORTModule saved. Gradients become outputs
-    'NAME_grad' or, with an optimizer model, new values 'NAME_new'; buffers and flags go. What
-    cannot be lowered is listed whole.
+    TRAINING_MODEL is one of its artifacts ('training_model.onnx') or a graph saved by ORTModule.
+    Gradients become outputs 'NAME_grad' or, with an optimizer model, new values 'NAME_new';
+    accumulation buffers and flags are removed. The error names every operator that cannot be
+    converted.
     """
     from memplan.api.lower.lowered import LowerOptions, lower
 

@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from memplan.errors import EXIT_BUG, EXIT_ENVIRONMENT, EXIT_USAGE, MemplanError
 from memplan_cli.apart import run_apart, runs_apart
+from memplan_cli.command import SETTINGS, HelpContext
 from memplan_cli.configuration import source_of_defaults
 from memplan_cli.failures import (
     STDOUT,
@@ -34,19 +35,19 @@ EXIT_PIPE = 141
 EXIT_TERMINATED = 143
 
 COMMANDS = {
-    "analyze": "Account for every byte of the peak, and why it is alive.",
-    "capture": "Capture a training step of PyTorch as a training graph.",
-    "check": "Fail when a model's peak grows beyond a committed lock (for CI).",
-    "device": "Describe the runtime, the machine and the providers that start.",
+    "analyze": "Account for every byte of a model's peak memory.",
+    "capture": "Capture a PyTorch training step as an ONNX training graph.",
+    "check": "Fail when a model's peak exceeds its committed limit (for CI).",
+    "device": "Show the runtime, the machine and the providers that start.",
     "diff": "Explain why one model needs more memory than another.",
-    "grad": "Turn a forward graph into a training graph (standard operators).",
-    "lower": "Convert a graph of onnxruntime-training to standard operators.",
-    "plan-as": "Print a plan as a checkpoint policy of PyTorch, JAX or MaxText.",
-    "profile": "Measure the seconds of every node, for 'rewrite --costs'.",
-    "rewrite": "Rewrite a training graph so that it fits a memory budget.",
-    "run": "Train with a step: data in, losses and checkpoints out.",
-    "strategies": "List the strategies of rewrite, with sources and options.",
-    "sweep": "Plan for many sizes and budgets; find the largest batch that fits.",
+    "grad": "Turn a forward graph into a training graph.",
+    "lower": "Convert an onnxruntime-training graph to standard operators.",
+    "plan-as": "Print a plan as a checkpoint policy for PyTorch, JAX or MaxText.",
+    "profile": "Measure how long each node takes, for 'rewrite --costs'.",
+    "rewrite": "Rewrite a training graph to fit a memory budget.",
+    "run": "Train with a training step: data in, losses and checkpoints out.",
+    "strategies": "List the planning strategies, with their sources and options.",
+    "sweep": "Plan many sizes and budgets; find the largest batch that fits.",
     "validate": "Prove and measure that a rewritten model keeps its promises.",
 }
 
@@ -69,6 +70,8 @@ class NoSuchCommand(click.UsageError):
 
 class LazyGroup(click.Group):
     """Imports a command's module only when that command runs: ``--help`` stays fast."""
+
+    context_class = HelpContext
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all commands."""
@@ -103,7 +106,7 @@ class LazyGroup(click.Group):
             formatter.write_dl(sorted(COMMANDS.items()))
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, context_settings=SETTINGS)
 @click.version_option(package_name="memplan", message="memplan %(version)s")
 def cli() -> None:
     """Plan, prove and guard the memory of ONNX training graphs."""

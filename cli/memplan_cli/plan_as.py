@@ -21,13 +21,13 @@ TARGETS = ("torch", "jax", "maxtext")
 )
 @click.argument("target", type=click.Choice(TARGETS))
 @click.argument("plan", type=PATH)
-@report_options(output="The policy, or - for stdout.")
+@report_options(output="Write the policy to this file; - is stdout.  [default: stdout]")
 def command(target: str, plan: Path, report: Report) -> int:
-    """Print a PLAN as a checkpoint policy of PyTorch, JAX or MaxText.
+    """Print a PLAN as a checkpoint policy for PyTorch, JAX or MaxText.
 
-    'memplan rewrite --plan-out' writes PLAN, for a step of 'memplan capture'. torch: a Python
-    module that checkpoints the modules of a model. jax: names and policies. maxtext: settings in
-    YAML. What of the plan is not in it is told on stderr, and in the file.
+    PLAN is a file from 'memplan rewrite --plan-out', made for a step from 'memplan capture'. torch
+    gives a Python module that checkpoints the model's modules, jax gives names and policies, and
+    maxtext gives settings in YAML. stderr and the file say what a policy cannot express.
     """
     from memplan.planning.plan_file import read_plan
     from memplan.report.policies.targets import policy_for

@@ -32,20 +32,24 @@ from memplan_cli.shared_options import (
 )
 @click.argument("model", type=PATH)
 @click.option(
-    "-o", "--output", required=True, type=PATH, help="The costs file (JSON), or - for stdout."
+    "-o",
+    "--output",
+    required=True,
+    type=PATH,
+    help="Write the seconds (JSON) to this file; - is stdout.",
 )
 @dim_option()
 @provider_option("The execution provider to measure on.")
-@measuring_options("Measured runs, after two to warm up.")
-@time_limit_option("Seconds for all runs together.", 600.0)
-@report_options(output=None, format_help="Form of the report on stdout.")
+@measuring_options("Measured runs, after two warm-up runs.")
+@time_limit_option("Seconds allowed for all runs together.", 600.0)
+@report_options(output=None, format_help="Format of the report on stdout.")
 def command(
     model: Path, output: Path, dims: tuple[str, ...], report: Report, **options: Any
 ) -> int:
-    """Measure the seconds that every node of MODEL takes, for 'rewrite --costs'.
+    """Measure how long each node of MODEL takes, for 'memplan rewrite --costs'.
 
-    Runs MODEL in a tuned session, in a process of its own, which needs as much memory as its peak.
-    Reports how far the estimates are from the measurement, by operator.
+    MODEL runs in a tuned session in a separate process, so its peak must fit in memory. The report
+    compares estimated with measured seconds, by operator.
     """
     from memplan.api.profiling import ProfileOptions, profile
     from memplan.planning.costs import costs_text

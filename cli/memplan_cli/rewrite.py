@@ -46,11 +46,14 @@ if TYPE_CHECKING:
 @click.option(
     "--budget",
     metavar="SIZE",
-    help="4GB, 3.7GiB, plain bytes, 60% of the peak before, or min for the "
-    "lowest possible peak. Required unless the strategy ignores it (then 100%).",
+    help="The memory budget: 4GB, 3.7GiB, a number of bytes, 60% (of the original peak), or min "
+    "(the lowest peak that is found). Required, unless the strategy ignores it.",
 )
 @click.option(
-    "-o", "--output", type=PATH, help="A file, or - for stdout.  [default: MODEL.memplan.onnx]"
+    "-o",
+    "--output",
+    type=PATH,
+    help="Write the new model to this file; - is stdout.  [default: MODEL.memplan.onnx]",
 )
 @dim_option()
 @loss_option
@@ -60,9 +63,9 @@ if TYPE_CHECKING:
     show_default=True,
     metavar="NAME{opt=..}",
     shell_complete=strategy_names,
-    help="How to choose what to recompute; 'memplan strategies' lists them.",
+    help="How to choose what to recompute; 'memplan strategies' lists all.",
 )
-@session_option("How the result will be loaded: tuned, or with default options.")
+@session_option("How you will load the result: tuned (by memplan.load), or with default options.")
 @provider_option("The execution provider to plan for.")
 @state_option
 @click.option(
@@ -70,16 +73,16 @@ if TYPE_CHECKING:
     type=click.Choice(["none", "basic", "extended"]),
     default="extended",
     show_default=True,
-    help="Let ONNX Runtime fuse nodes first.",
+    help="Let ONNX Runtime fuse nodes first, at this optimization level.",
 )
 @click.option(
     "--passes",
     default="all",
     show_default=True,
     metavar="NAMES",
-    help="Free savings first: all, none, or some of "
-    "elide,prune,release,masks,narrow,order,early-update. 'all,products' also puts gradients of "
-    "weights into their faster form, which takes copies; last bits may differ.",
+    help="Changes to make first, which save memory and cost no time: all, none, or some of elide, "
+    "prune, release, masks, narrow, order and early-update, separated by commas. "
+    "all,products also computes weight gradients in a faster form; the last bits may differ.",
 )
 @click.option(
     "--chunk",
@@ -87,93 +90,109 @@ if TYPE_CHECKING:
     show_default=True,
     metavar="WHAT",
     help="Run parts of the step in chunks, forward and backward together: regions (around large "
-    "tensors such as logits and loss), layers (the last ones, in chunks of the batch), a number of "
-    "chunks, none, or auto (what makes the plan cheapest). For time instead of memory: cache (what "
-    "stands between two products, in chunks that fit it). Results may differ in the last bits.",
+    "tensors such as logits and loss), layers (the last layers, one part of the batch at a "
+    "time), a number of chunks, or auto (whichever plan is cheapest). cache saves time "
+    "instead of memory: what lies between two matrix products runs in chunks that fit the "
+    "CPU cache. The last bits may differ.",
 )
 @click.option(
     "--offload",
     is_flag=True,
-    help="On CUDA, also copy tensors to the host and back where that is cheaper "
-    "than recomputing them. Experimental: never measured on a GPU.",
+    help="On CUDA, also move tensors to host memory and back where that is cheaper than "
+    "recomputing them. Experimental: never measured on a GPU.",
 )
 @click.option(
     "--host-link",
     metavar="SIZE",
-    help="Bytes per second of these copies in each direction, as in 25GB.  [default: the device "
-    "profile's]",
+    help="With --offload: bytes per second in each direction, as in 25GB.  [default: as in the "
+    "device profile]",
 )
 @click.option(
-    "--wrt", multiple=True, metavar="GLOB", help="Keep only the gradients of these parameters."
+    "--wrt",
+    multiple=True,
+    metavar="GLOB",
+    help="Keep the gradients of these parameters and remove all others. Repeatable.",
 )
 @click.option(
     "--keep",
     multiple=True,
     metavar="SELECTOR",
-    help="Never recompute these tensors: 'MODULE :: OPERATOR', both globs, or a glob of names.",
+    help="Never recompute these tensors: 'MODULE :: OPERATOR' (two globs), or a glob of names. "
+    "Repeatable.",
 )
 @click.option(
     "--recompute",
     multiple=True,
     metavar="SELECTOR",
-    help="Always recompute these, as in 'blocks.*.mlp :: *'.",
+    help="Always recompute these tensors, as in 'blocks.*.mlp :: *'. Repeatable.",
 )
 @click.option(
     "--scan-recompute",
     default="",
     metavar="NAMES",
     help="What backward loops recompute at every step instead of reading what forward loops "
-    "stacked: all, auto (what is cheap), names as in 'a+b*', none, or fit (what the budget needs; "
-    "the default with --strategy auto).",
+    "stored: all, auto (what is cheap), names as in 'a+b*', none, or fit (what the budget "
+    "needs).  [default: fit when --strategy auto plans for a tuned session, else none]",
 )
-@click.option("--reserve", metavar="SIZE", help="Subtract this from the budget.")
-@click.option("--costs", type=PATH, help="Measured seconds per node (JSON), from 'profile'.")
+@click.option(
+    "--reserve",
+    metavar="SIZE",
+    help="Subtract this from the budget, for memory outside the model (4GB, say).",
+)
+@click.option(
+    "--costs",
+    type=PATH,
+    help="Plan with the measured seconds in this file, from 'memplan profile'.",
+)
 @click.option(
     "--profile",
     is_flag=True,
-    help="First measure the seconds per node, by running the model.",
+    help="First run the model to measure the seconds of every node, and plan with them.",
 )
 @click.option(
     "--device",
     metavar="NAME",
-    help="Device profile for cost estimates: h200, h100, a100, rtx4090 or cpu.  [default: by "
-    "--provider]",
+    help="The device whose speed to assume: h200, h100, a100, rtx4090 or cpu.  [default: as "
+    "--provider suggests]",
 )
-@time_limit_option("Seconds for planning.", 10.0)
+@time_limit_option("Seconds allowed for planning.", 10.0)
 @click.option(
     "--effort",
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="Plan for N rounds of every search instead of by the clock: the same "
-    "file on every machine.",
+    help="Search for N rounds instead of by the clock; the file is then the same on every machine.",
 )
-@click.option("--seed", type=click.IntRange(min=0), help="Seed of the search.  [default: 0]")
+@click.option(
+    "--seed", type=click.IntRange(min=0), metavar="N", help="Seed for the search.  [default: 0]"
+)
 @click.option(
     "--gap",
     type=click.FloatRange(min=0),
     callback=finite,
     metavar="P",
-    help="Stop within P percentage points of the bound on the extra time.  [default: 0.1]",
+    help="Stop when the extra time is certified to be within P percentage points of optimal.  "
+    "[default: 0.1]",
 )
 @weights_option
 @click.option(
     "--plan-out",
     type=PATH,
-    help="Also write the plan as JSON, to commit and replay: every tensor and what becomes of it.",
+    help="Also write the plan to this JSON file, to commit and to apply again with --plan.",
 )
 @click.option(
     "--plan",
     type=PATH,
-    help="Apply this plan instead of searching: the same file on an unchanged graph.",
+    help="Apply the plan in this file instead of searching; an unchanged graph gives the same "
+    "bytes.",
 )
 @click.option(
     "--strict",
     is_flag=True,
-    help="With --plan: refuse any graph but the one the plan was made for.",
+    help="With --plan: refuse a graph that has changed since the plan was made.",
 )
 @click.option("--dry-run", is_flag=True, help="Plan and verify, but write nothing.")
-@report_options(output=None, format_help="Form of the report on stdout.")
+@report_options(output=None, format_help="Format of the report on stdout.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -190,10 +209,10 @@ def command(
     report: Report,
     **options: Any,
 ) -> int:
-    """Rewrite MODEL so that its peak fits a memory budget.
+    """Rewrite MODEL to fit a memory budget.
 
     Decides what to keep and what to recompute, verifies the result by simulation and writes a new
-    file. MODEL is not touched.
+    file. MODEL itself is not changed.
     """
     weights = options["weights"]
     to_stdout = one_on_stdout(None if dry_run else output, report.form, "the model and the JSON")

@@ -31,81 +31,112 @@ _LARGE = 1 << 30
     "memplan run step.onnx --data train.npz --checkpoint run.npz --resume",
 )
 @click.argument("model", type=PATH)
-@click.option("--data", type=PATH, help="Samples as .npz, one array per batch input.")
+@click.option(
+    "--data",
+    type=PATH,
+    help="Read samples from this .npz file, one array per batch input.  [default: random numbers]",
+)
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
+    metavar="N",
     default=100,
     show_default=True,
-    help="Stop after step N, counting those before --resume.",
+    help="Stop after step N; steps before --resume count.",
 )
 @click.option(
-    "--batch", type=click.IntRange(min=1), help="Samples per batch.  [default: as the step says]"
+    "--batch",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Samples per batch.  [default: as in MODEL]",
 )
-@click.option("--lr", type=float, callback=finite, help="Learning rate.  [default: the file's]")
 @click.option(
-    "--hyper", multiple=True, metavar="NAME=X", help="Another hyperparameter. Repeatable."
+    "--lr", type=float, metavar="X", callback=finite, help="Learning rate.  [default: as in MODEL]"
+)
+@click.option(
+    "--hyper", multiple=True, metavar="NAME=X", help="Set another hyperparameter. Repeatable."
 )
 @click.option(
     "--weights-file",
     type=PATH,
-    help="First values, .npz, .safetensors or .onnx.  [default: as in MODEL]",
+    help="Read initial weights from this .npz, .safetensors or .onnx file.  [default: as in MODEL]",
 )
 @click.option(
     "--init",
     multiple=True,
     metavar="HOW",
-    help="Parameters without a value: random; or GLOB=NUMBER for any state. Repeatable.",
+    help="random: fill parameters that have no value with random numbers; GLOB=NUMBER: fill this "
+    "state with a number. Repeatable.",
 )
 @dim_option()
-@provider_option("Where to run; auto: as recorded in the file, else the CPU.", auto=True)
+@provider_option("Where to run; auto is as recorded in MODEL, else the CPU.", auto=True)
 @click.option(
     "--state",
     multiple=True,
     metavar="HOW",
-    help="in-place wherever that is safe (the default), apart, or OUT=IN to name a "
-    "pair. Repeatable.",
+    help="Where to write new weights and moments: in-place (over the old ones wherever that is "
+    "safe), apart, or OUT=IN to pair an output with an input. Repeatable.  [default: "
+    "in-place]",
 )
 @click.option(
-    "--seed", type=int, default=0, show_default=True, help="Seed of orders and random values."
+    "--seed",
+    type=int,
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="Seed for shuffling and random initial values.",
 )
 @click.option(
     "--threads",
     type=click.IntRange(min=0),
+    metavar="N",
     default=0,
     show_default=True,
-    help="Threads within an operator; 0 leaves them to the runtime.",
+    help="Threads per operator; 0 lets the runtime choose.",
 )
 @click.option(
     "--spin/--no-spin",
     default=True,
     show_default=True,
-    help="Threads wait for work on the processor; --no-spin on a machine that is shared.",
+    help="Keep idle threads spinning, which is faster; --no-spin lets them sleep, for shared "
+    "machines.",
 )
 @click.option(
-    "--shuffle/--no-shuffle", default=True, show_default=True, help="Samples, in every epoch."
+    "--shuffle/--no-shuffle",
+    default=True,
+    show_default=True,
+    help="Shuffle the samples anew in every epoch.",
 )
 @click.option(
     "--guard/--no-guard",
     default=True,
     show_default=True,
-    help="Keep a loss that is NaN or infinite out of the state.",
+    help="Leave the weights unchanged when the loss is NaN or infinite.",
 )
-@click.option("--log", type=PATH, help="Write a row per step: .csv or .jsonl.")
-@click.option("--checkpoint", type=PATH, help="Save the state here, at the end and in between.")
+@click.option("--log", type=PATH, help="Write one row per step to this .csv or .jsonl file.")
+@click.option("--checkpoint", type=PATH, help="Save the state to this file at the end.")
 @click.option(
-    "--checkpoint-every", type=click.IntRange(min=1), metavar="N", help="Also after every N steps."
+    "--checkpoint-every",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Also save the state after every N steps.",
 )
-@click.option("--resume", is_flag=True, help="Continue from --checkpoint, if it exists.")
-@click.option("--export-forward", type=PATH, help="The trained forward part, as .onnx.")
-@click.option("--measure", is_flag=True, help="Measure the peak of every step (profiler).")
+@click.option("--resume", is_flag=True, help="Continue from the --checkpoint file, if it exists.")
+@click.option(
+    "--export-forward", type=PATH, help="Write the trained forward part to this .onnx file."
+)
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="Measure the peak memory of every step (with the runtime's profiler).",
+)
 @report_options()
 def command(model: Path, dims: tuple[str, ...], report: Report, **options: Any) -> int:
     """Train with MODEL, a training step: batches in, losses out.
 
-    State stays in the session's memory, new values over old ones where that is right. Ctrl-C ends
-    the run behind a whole step, and writes the checkpoint. A run that was killed goes on with
-    --resume to the bit, but for dropout masks drawn by the operator.
+    Weights and moments stay in the session's memory and are updated in place where that is safe.
+    Ctrl-C ends the run after the current step and writes the checkpoint. With --resume, a killed
+    run continues bit for bit, except for dropout masks that the operator draws.
     """
     from memplan.training.train import TrainOptions, run
 

@@ -27,14 +27,16 @@ _SIZE = re.compile(r"[0-9]{1,18}")
 PATH = click.Path(path_type=Path)
 
 
-def dim_option(help: str = "Give a symbolic dimension its size.") -> Callable[[Function], Function]:
+def dim_option(
+    help: str = "Set the size of a symbolic dimension. Repeatable.",
+) -> Callable[[Function], Function]:
     """``--dim NAME=SIZE``, as ``dims``."""
     return click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help=help)
 
 
 def loss_option(function: Function) -> Function:
     """``--loss`` of a graph that has one."""
-    help = "The loss output, if memplan picks the wrong one."
+    help = "The output that is the loss, if memplan picks the wrong one."
     return click.option("--loss", metavar="NAME", help=help)(function)
 
 
@@ -44,9 +46,9 @@ def state_option(function: Function) -> Function:
         "--state",
         multiple=True,
         metavar="HOW",
-        help="Where new weights and moments lie: in-place (over the old ones, as memplan.Trainer "
-        "binds them), apart (in memory of the run), or OUT=IN to name a pair. Repeatable.  "
-        "[default: as the file says, else apart]",
+        help="Where the step writes new weights and moments: in-place (over the old ones, as "
+        "memplan.Trainer does), apart (in memory of their own), or OUT=IN to pair an output with "
+        "an input. Repeatable.  [default: as the file says, else apart]",
     )(function)
 
 
@@ -57,8 +59,8 @@ def dropout_option(function: Function) -> Function:
         default="operator",
         show_default=True,
         metavar="SOURCE",
-        help="Where dropout masks come from: operator draws them; counter makes them of the number "
-        "of the step (with a seed as in counter{seed=7}), so that they can be recomputed.",
+        help="How dropout masks are made: operator (the runtime draws them) or counter (computed "
+        "from the step number, so that they can be recomputed; a seed as in counter{seed=7}).",
     )(function)
 
 
@@ -126,8 +128,8 @@ def weights_option(function: Function) -> Function:
         type=click.Choice(["auto", "reference", "copy", "embed"]),
         default="auto",
         show_default=True,
-        help="Weights in other files: refer to them, copy them beside the output, or put them into "
-        "it; auto refers to them where ONNX allows that.",
+        help="What to do with weights in other files: reference them, copy them beside the output, "
+        "or embed them in it; auto references them where ONNX allows it.",
     )(function)
 
 
@@ -150,24 +152,31 @@ def measuring_options(runs_help: str) -> Callable[[Function], Function]:
                 click.option(
                     "--runs",
                     type=click.IntRange(min=1),
+                    metavar="N",
                     default=5,
                     show_default=True,
                     help=runs_help,
                 ),
-                click.option("--inputs", type=PATH, help="Inputs as .npz.  [default: generated]"),
+                click.option(
+                    "--inputs",
+                    type=PATH,
+                    help="Read the inputs from this .npz file.  [default: generated inputs]",
+                ),
                 click.option(
                     "--seed",
                     type=int,
+                    metavar="N",
                     default=0,
                     show_default=True,
-                    help="Seed of generated inputs.",
+                    help="Seed for generated inputs.",
                 ),
                 click.option(
                     "--threads",
                     type=click.IntRange(min=0),
+                    metavar="N",
                     default=0,
                     show_default=True,
-                    help="Threads within an operator; 0 leaves them to the runtime.",
+                    help="Threads per operator; 0 lets the runtime choose.",
                 ),
             )
         ):
@@ -226,8 +235,8 @@ class Report:
 
 def report_options(
     *forms: str,
-    output: str | None = "A file, or - for stdout.",
-    format_help: str = "Form of the result.",
+    output: str | None = "Write the result to this file; - is stdout.  [default: stdout]",
+    format_help: str = "Format of the result.",
 ) -> Callable[[Function], Function]:
     """``--format``, ``-o``, ``-q``, ``-v``, ``--color`` and ``--force``, as one :class:`Report`.
 
@@ -247,21 +256,21 @@ def report_options(
             help=format_help,
         ),
         *([click.option("-o", "--output", type=PATH, help=output)] if output else []),
-        click.option("-q", "--quiet", is_flag=True, help="Only errors and the answer."),
+        click.option("-q", "--quiet", is_flag=True, help="Print only errors and the result."),
         click.option(
             "-v",
             "--verbose",
             count=True,
-            help="Shorten nothing and log to stderr; -vv: log more and show tracebacks.",
+            help="Print full lists and log to stderr; -vv logs more and shows tracebacks.",
         ),
         click.option(
             "--color",
             type=click.Choice(["auto", "always", "never"]),
             default="auto",
             show_default=True,
-            help="Colours (NO_COLOR is respected).",
+            help="When to use colours; auto also respects NO_COLOR.",
         ),
-        click.option("--force", is_flag=True, help="Overwrite the output file."),
+        click.option("--force", is_flag=True, help="Overwrite existing output files."),
     ]
     names = ["form", "quiet", "verbose", "color", "force", *(["output"] if output else [])]
 

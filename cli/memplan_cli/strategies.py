@@ -22,7 +22,8 @@ _WIDTH = 80
 def command(report: Report) -> int:
     """List the strategies of 'memplan rewrite --strategy', with their options.
 
-    Those of installed packages are among them. -q: names only, without broken ones.
+    The list includes strategies from installed packages. -q prints only the names of those that
+    load.
     """
     from memplan.solver.strategies.builtin import ALIAS, DEFAULT, list_strategies
 

@@ -65,23 +65,23 @@ def _words(known: tuple[str, ...]) -> Any:
     "dims",
     multiple=True,
     metavar="NAME=SIZES",
-    help="Give a symbolic dimension its sizes, separated by commas: N=8,16,32.",
+    help="Set the sizes of a symbolic dimension to try, as in N=8,16,32. Repeatable.",
 )
 @click.option(
     "--budget",
     "budgets",
     metavar="SIZES",
-    help="Budgets separated by commas: 8GB,60%. Default: only MODEL's own peak.",
+    help="Memory budgets to try, as in 8GB,60%.  [default: none; only the peak is reported]",
 )
 @click.option(
     "--fit",
     metavar="SIZE",
-    help="Find the largest value of a dimension that fits, and at what cost.",
+    help="Find the largest size of a dimension that fits this budget, and its extra time.",
 )
 @click.option(
     "--fit-dim",
     metavar="NAME",
-    help="Which dimension.  [default: the one that --dim leaves open]",
+    help="The dimension for --fit.  [default: the one that --dim leaves open]",
 )
 @click.option(
     "--fit-step",
@@ -89,7 +89,7 @@ def _words(known: tuple[str, ...]) -> Any:
     default=1,
     show_default=True,
     metavar="N",
-    help="Try only multiples of this.",
+    help="With --fit: try only multiples of N.",
 )
 @click.option(
     "--session",
@@ -98,7 +98,7 @@ def _words(known: tuple[str, ...]) -> Any:
     show_default=True,
     metavar="KINDS",
     callback=_words(("tuned", "default")),
-    help="How results will be loaded: tuned, default, or tuned,default.",
+    help="How you will load the results: tuned, default, or tuned,default for both.",
 )
 @click.option(
     "--provider",
@@ -107,7 +107,7 @@ def _words(known: tuple[str, ...]) -> Any:
     show_default=True,
     metavar="NAMES",
     callback=_words(("cpu", "cuda")),
-    help="The execution providers to plan for: cpu, cuda, or cpu,cuda.",
+    help="The execution provider to plan for: cpu, cuda, or cpu,cuda for both.",
 )
 @loss_option
 @_rewrite_options
@@ -117,31 +117,38 @@ def _words(known: tuple[str, ...]) -> Any:
     default=50,
     show_default=True,
     metavar="N",
-    help="Rounds of each search: the same plans on every machine and backend.",
+    help="Rounds of each search; the plans are the same on every machine.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the search.")
-@time_limit_option("Seconds for every plan, by the clock, instead of --effort.")
+@click.option(
+    "--seed", type=int, metavar="N", default=0, show_default=True, help="Seed for the search."
+)
+@time_limit_option("Seconds for each plan, instead of --effort.")
 @click.option(
     "--jobs",
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
     metavar="N",
-    help="Points at a time on this machine, each of which holds a model; 0: one per core.",
+    help="Rows to compute at once, each with a model in memory; 0 is one per core.",
 )
 @click.option(
     "--backend",
     type=click.Choice(["local", "dask"]),
     default="local",
     show_default=True,
-    help="Where points are computed: here, or on a running Dask cluster.",
+    help="Where to compute: on this machine, or on a running Dask cluster.",
 )
-@click.option("--address", default="", metavar="URL", help="Address of the Dask scheduler.")
+@click.option(
+    "--address",
+    default="",
+    metavar="URL",
+    help="Address of the Dask scheduler, for --backend dask.",
+)
 @click.option(
     "--resume",
     type=PATH,
     metavar="FILE",
-    help="Keep finished points in FILE and skip those already there.",
+    help="Save finished rows to FILE, and skip those already in it.",
 )
 @report_options("text", "json", "csv", "html")
 def command(
@@ -157,9 +164,9 @@ def command(
 ) -> int:
     """Plan MODELs for many sizes and budgets, in one table.
 
-    Every combination is a point: peak and floor as it is and, for a budget, the planned peak, the
-    extra time and its lower bound. A point that fails says why in its row; the exit code is that
-    of a failure if no point has an answer. Nothing is rewritten.
+    Every combination is a row: peak, floor and, for a budget, the planned peak, the extra time and
+    its lower bound. A row that fails says why; the exit code is 0 unless all of them fail. No
+    model is written.
     """
     from memplan.api.sweep.request import DEFAULT_PLAN, SweepOptions
     from memplan.api.sweep.sweeping import sweep

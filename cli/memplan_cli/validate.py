@@ -30,29 +30,32 @@ from memplan_cli.shared_options import (
 )
 @click.argument("original", type=PATH)
 @click.argument("rewritten", type=PATH)
-@dim_option("Give a symbolic dimension its size.  [default: as recorded in REWRITTEN]")
-@provider_option("Where to run; auto: as recorded in REWRITTEN.", auto=True)
+@dim_option(
+    "Set the size of a symbolic dimension. Repeatable.  [default: as recorded in REWRITTEN]"
+)
+@provider_option("Where to run; auto is as recorded in REWRITTEN.", auto=True)
 @state_option
 @measuring_options("Timed runs of each model.")
 @click.option(
     "--draws",
     type=click.IntRange(min=1),
+    metavar="N",
     default=2,
     show_default=True,
-    help="Different sets of inputs; --inputs is one of them.",
+    help="Compare the outputs on this many sets of inputs; --inputs is the first.",
 )
 @click.option(
     "--wrt",
     metavar="GLOB",
     multiple=True,
-    help="As given to rewrite: expect the outputs that it removed to be missing. Repeatable.",
+    help="Expect the outputs that 'rewrite --wrt GLOB' removed to be missing. Repeatable.",
 )
-@time_limit_option("Seconds for all runs of one model in one process.", 600.0)
+@time_limit_option("Seconds allowed for each process, which runs one model.", 600.0)
 @click.option(
     "--plain/--no-plain",
     default=True,
     show_default=True,
-    help="Also run ORIGINAL with default options.",
+    help="Also run ORIGINAL in a session with default options, for comparison.",
 )
 @report_options()
 def command(
@@ -60,9 +63,9 @@ def command(
 ) -> int:
     """Prove that REWRITTEN computes what ORIGINAL does, run both and compare them.
 
-    The exit code is 1 if the files are not equivalent by construction, if outputs differ in any
-    draw, if a run breaks the recorded budget or takes other than predicted, if outputs are missing,
-    or if recomputed nodes did not run as planned.
+    The exit code is 1 if the proof fails, if outputs are missing or differ on any set of inputs, if
+    a run exceeds the recorded budget or its peak is not the predicted one, or if recomputed nodes
+    did not run as planned.
     """
     from memplan.api.validate.validating import ValidateOptions, validate
 

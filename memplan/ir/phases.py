@@ -223,10 +223,14 @@ class _Finder:
             return rest, set()
         roots = [t for node in core for t in graph.nodes[node].reads]
         helpers = (self._ancestors(roots) & rest) - core
-        # What only serves the backward but runs before it (saved statistics) is forward work.
-        end = max(tail, default=-1)
-        forward |= {node for node in helpers if node < end}
-        backward = core | {node for node in helpers if node > end}
+        # What only serves the backward but runs before it (saved statistics) is forward work, but
+        # for what an update makes of moments. A rewritten file may make the loss late.
+        end = min(max(tail, default=-1), min(core))
+        sources = (graph.tensors[t] for t in self.pairs.values())
+        moments = {t.id for t in sources if not any(reader in forward for reader in t.readers)}
+        early = {node for node in helpers if node < end} - self._descendants(moments)
+        forward |= early
+        backward = core | (helpers - early)
         return backward, rest - backward - forward
 
     def _metrics(self, rest: set[int]) -> set[int]:

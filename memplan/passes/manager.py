@@ -153,9 +153,10 @@ def before_orders(passes: Sequence[Pass], more: Pass) -> tuple[Pass, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PassManager:
-    """Passes, one after the other."""
+    """Passes, one after the other. ``done``: steps of the first of them, on the same model."""
 
     passes: Sequence[Pass]
+    done: tuple[PassStep, ...] = ()
 
     def run(
         self, model: OpenModel, timeline: Timeline, deadline: Deadline | None = None
@@ -168,8 +169,10 @@ class PassManager:
         Raises:
             UsageError: an option of a pass names what is not there.
         """
-        steps: list[PassStep] = []
-        for each in self.passes:
+        steps = list(self.done)
+        if steps:
+            model, timeline = steps[-1].model, steps[-1].timeline
+        for each in self.passes[len(steps) :]:
             if each.name in _SPARED and deadline is not None and deadline.passed:
                 note = "left out: no time left"
                 steps.append(PassStep(each.name, model, timeline, changed=False, note=note))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from memplan.api.rewrite.goal import Goal, Source
 from memplan.api.rewrite.loop_storage import with_loops
@@ -19,12 +20,16 @@ from memplan.planning.forms.extend_graph import kinds_for
 from memplan.planning.plain.finish_fences import PlainModel
 from memplan.planning.plain.plain_plan import in_file_order, plan_plain
 from memplan.planning.plan import Plan
+from memplan.planning.plan_file import ChunkDecision
 from memplan.planning.planner import make_plan, plan_request, prepare
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import simulate
 from memplan.solver.strategies.builtin import Search
 from memplan.solver.strategy import Strategy
+
+# Of the time limit, without which no further kind of chunks is begun where one has a plan.
+_LEAST_TIME = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +102,18 @@ def _cheapest(every: Sequence[Candidate], goal: Goal) -> Planned:
     plans: list[Planned] = []
     tried: list[str] = []
     failure: InfeasibleError | None = None
+    ran: list[tuple[PassStep, ...]] = []
     for number, candidate in enumerate(every):
         if not goal.lowest and any(p.extra_cost <= candidate.least_cost for p in plans):
             break
-        steps = steps_of(candidate, goal)
-        if reason := _nothing_new(candidate, steps, goal):
+        late = goal.search.left < _LEAST_TIME * goal.options.time_limit
+        if late and candidate.chunk and any(plan.candidate.chunk for plan in plans):
+            tried.append(f"{candidate.kind}: no time left")
+            continue
+        steps = steps_of(candidate, goal, ran[0] if ran else ())
+        reason = _nothing_new(candidate, steps, ran, goal)
+        ran.append(steps)
+        if reason:
             tried.append(f"{candidate.kind}: {reason}")
             continue
         try:
@@ -124,15 +136,25 @@ def _preferred(plans: Sequence[Planned], goal: Goal) -> Planned:
     return min(plans, key=lambda plan: (plan.extra_cost, plan.peak_bytes))
 
 
-def steps_of(candidate: Candidate, goal: Goal) -> tuple[PassStep, ...]:
-    """What is done to a candidate before anything is recomputed.
+def steps_of(
+    candidate: Candidate, goal: Goal, known: Sequence[PassStep] = ()
+) -> tuple[PassStep, ...]:
+    """What is done to a candidate before anything is recomputed. ``known``: what was done to
+    another, whose first passes need not run again where they are the same on the same model.
 
     Raises:
         UsageError: an option of a pass names what is not there.
     """
     chunk, tuned = candidate.chunk, goal.session.name == "tuned"
     passes = goal.passes if chunk is None or not tuned else before_orders(goal.passes, chunk)
-    ran = PassManager(passes).run(candidate.model, candidate.timeline, goal.passing)
+    loops = len(candidate.loops)
+    done: tuple[PassStep, ...] = ()
+    if candidate.loops == tuple(known[:loops]):
+        pairs = zip(known[loops:], passes, strict=False)
+        done = tuple(
+            step for step, _ in takewhile(lambda pair: pair[0].name == pair[1].name, pairs)
+        )
+    ran = PassManager(passes, done).run(candidate.model, candidate.timeline, goal.passing)
     if chunk is not None and not tuned:
         ran = (*ran, pinned_chunks(chunk, ran[-1] if ran else candidate, goal.session))
     return (*candidate.loops, *ran)
@@ -148,12 +170,25 @@ def pinned_chunks(chunk: Pass, before: PassStep | Candidate, session: SessionKin
     return PassStep(chunk.name, found.model, after, changed, note=found.note, chunks=found.chunks)
 
 
-def _nothing_new(candidate: Candidate, steps: Sequence[PassStep], goal: Goal) -> str:
-    """Why no chunks were made where a plan without any was tried before; else empty."""
+def _nothing_new(
+    candidate: Candidate,
+    steps: Sequence[PassStep],
+    ran: Sequence[Sequence[PassStep]],
+    goal: Goal,
+) -> str:
+    """Why a candidate is one that was tried before; else empty."""
     optional = goal.chunk is not None and goal.chunk.optional
-    if not optional or candidate.chunk is None or chunk_step(steps) is not None:
+    if not optional or candidate.chunk is None:
         return ""
-    return next(step.note for step in steps if step.name == CHUNK)
+    chunks = _decisions(steps)
+    if not chunks:
+        return next(step.note for step in steps if step.name == CHUNK)
+    return "the same" if any(_decisions(each) == chunks for each in ran) else ""
+
+
+def _decisions(steps: Sequence[PassStep]) -> tuple[ChunkDecision, ...]:
+    place = chunk_step(steps)
+    return () if place is None else steps[place].chunks
 
 
 def chunk_step(steps: Sequence[PassStep]) -> int | None:

@@ -77,8 +77,11 @@ class Candidate:
 
     @property
     def kind(self) -> str:
-        """What goes into chunks, in a word."""
-        return "without" if self.chunk is None else self.chunk.kind
+        """What goes into chunks, in a few words."""
+        if self.chunk is None:
+            return "without"
+        count = self.chunk.count
+        return f"{self.chunk.kind} in {count} chunks" if count else self.chunk.kind
 
     @property
     def model(self) -> OpenModel:
@@ -177,8 +180,8 @@ def candidates(variant: Variant, source: Source, goal: Goal) -> Iterator[Candida
     if goal.chunk is not None:
         whole = every[:1] if goal.chunk.optional else every
         for each in whole:
-            for kind in goal.chunk.kinds:
-                yield replace(each, chunk=_CHUNKS[kind](goal.chunk.count, goal.budget_bytes))
+            for kind, count in goal.chunk.tries:
+                yield replace(each, chunk=_CHUNKS[kind](count, goal.budget_bytes))
 
 
 def analysis_of(variant: Variant, source: Source, goal: Goal) -> Analysis:

@@ -13,6 +13,9 @@ NAME = "chunk"
 """Of every pass that makes chunks."""
 AUTO, NONE = "auto", "none"
 REGIONS, LAYERS, CACHE = "regions", "layers", "cache"
+FEW = (2, 4)
+"""Chunks of layers that are tried beside the number that holds a budget by itself: products of more
+rows are faster, and recomputation may do the rest."""
 OLDEST_OPSET = 13
 """Before it, axes and bounds are attributes, and Softmax flattens."""
 
@@ -26,6 +29,13 @@ class Asked:
     optional: bool = False
     count: int = 0
 
+    @property
+    def tries(self) -> tuple[tuple[str, int], ...]:
+        """Each kind, with how many chunks of it are to be tried (0: as many as are good); what is
+        made in the least time comes first."""
+        few = [(LAYERS, count) for count in FEW] if self.optional else []
+        return (*few, *((kind, self.count) for kind in self.kinds))
+
 
 def parse_chunks(text: str) -> Asked | None:
     """``auto``, ``regions``, ``layers``, ``cache`` or a number of chunks; None: no chunks.
@@ -36,7 +46,7 @@ def parse_chunks(text: str) -> Asked | None:
     if text in ("", NONE):
         return None
     if text == AUTO:
-        return Asked((REGIONS, LAYERS), optional=True)
+        return Asked((LAYERS, REGIONS), optional=True)
     if text in (REGIONS, LAYERS, CACHE):
         return Asked((text,))
     if not text.isdecimal() or int(text) < COUNTS[0]:

@@ -43,7 +43,7 @@ class Golden:
 
 
 CASES = {
-    "mlp": Golden(57_000, ("fc1",)),
+    "mlp": Golden(57_000, ("relu1",)),
     "view": Golden(8_000, ("start", "view")),
     "dropout": Golden(
         9_000, ("scale", "drop/rebuild_cast", "drop/rebuild_mul", "drop/rebuild_scale"), random=True

@@ -158,6 +158,28 @@ def test_momentum_update() -> None:
     assert named(model, model.phases.state) == {"v1"}
 
 
+def test_momentum_that_a_rewritten_file_scales_before_its_loss() -> None:
+    """The mean is made last, the decay before it: an update all the same."""
+    more = """
+    [decay] mv = Mul(mu, v1)
+    [velocity] v1_new = Add(mv, w1_grad)
+    [step] lv = Mul(lr, v1_new)
+    [apply] w1_new = Sub(w1, lv)
+    """
+    outputs = ", float[4,16] w1_new, float[4,16] v1_new, float[16,2] w2_grad"
+    loss = "[mean] loss = ReduceMean<keepdims = 0>(s)"
+    text = mlp(outputs, more, ", float[4,16] v1")
+    assert loss in text
+    model = open_text(text.replace(loss, "").replace("[velocity]", f"{loss} [velocity]"))
+    check(
+        model,
+        forward="fc1 relu fc2",
+        loss="diff square mean",
+        backward=MLP_BACKWARD,
+        update="decay velocity step apply",
+    )
+
+
 def test_plain_sgd_scales_a_gradient_in_the_update() -> None:
     more = """
     [step1] s1 = Mul(lr, w1_grad)

@@ -88,9 +88,9 @@ def layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_least_extra_time_is_taken_of_what_chunks_there_may_be(layers: Path) -> None:
     result = rewritten(layers, "auto", "40%")
-    note = next(note for note in result.assumptions if "the best of 3" in note)
+    note = next(note for note in result.assumptions if "the best of 5" in note)
     costs = {kind: rewritten(layers, kind, "40%").extra_cost_fraction for kind in KINDS}
-    assert result.extra_cost_fraction == min(costs.values())
+    assert result.extra_cost_fraction <= min(costs.values())
     assert "without: no plan" in note or result.extra_cost_fraction > 0
     assert result.as_json()["chunk_cost_fraction"] == result.chunk_cost > 0
 

@@ -40,7 +40,7 @@ def chunked_by_pass(text: str, count: int = 0, budget: int = 0) -> tuple[State, 
 @pytest.mark.parametrize(
     ("text", "asked"),
     [
-        ("auto", Asked((REGIONS, LAYERS), optional=True)),
+        ("auto", Asked((LAYERS, REGIONS), optional=True)),
         ("regions", Asked((REGIONS,))),
         ("layers", Asked((LAYERS,))),
         ("none", None),

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tarfile
@@ -35,6 +37,14 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11", "3.12", "3.13")
 HELP_SECONDS = 0.15
 _HELP_RUNS = 20
+# What a trial's record names beside the Python.
+_VERSIONS = """
+import json, platform
+from importlib.metadata import distributions
+names = ("memplan", "numpy", "numba", "highspy", "onnx", "onnxruntime", "onnxruntime-gpu", "torch")
+found = {each.name: each.version for each in distributions() if each.name in names}
+print(json.dumps({"python": platform.python_version(), **found}))
+"""
 _PACKAGES = {"memplan": "memplan", "cli/memplan_cli": "memplan_cli"}
 _BLOCK = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _BIN = "Scripts" if sys.platform == "win32" else "bin"
@@ -61,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="copy the built files to this folder")
     parser.add_argument("--build-only", action="store_true", help="build and check; try nothing")
     parser.add_argument("--no-tests", action="store_true", help="leave out the quick tests")
+    parser.add_argument("--json", type=Path, help="put what came of it into this file")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
         try:
@@ -76,13 +87,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         failed = 0
         pythons = () if options.build_only else options.python or PYTHONS
         for number, wanted in enumerate(pythons):
+            row: dict[str, object] = {"wanted": wanted, "failed": None}
             try:
-                for said in tried(release, wanted, Path(folder) / f"python{number}", options):
+                place = Path(folder) / f"python{number}"
+                for said, figures in tried(release, wanted, place, options):
                     print(f"python {wanted}: {said}")
+                    row |= figures
             except FailedError as error:
                 print(f"python {wanted}: FAIL {error}")
+                row["failed"] = str(error)
                 failed = 1
+            if options.json:
+                write_record(options.json, row)
         return failed
+
+
+def write_record(path: Path, row: dict[str, object]) -> None:
+    """Put what came of one Python into a record, in place of what the record says of it."""
+    rows = json.loads(path.read_text(encoding="utf-8"))["results"] if path.exists() else []
+    rows = [each for each in rows if each["wanted"] != row["wanted"]]
+    record = {
+        "command": "python tools/try_release.py --json FILE",
+        "cpu_count": os.cpu_count(),
+        "results": sorted([*rows, row], key=lambda each: str(each["wanted"])),
+    }
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def found(folder: Path) -> Release:
@@ -161,8 +190,9 @@ def readme_commands() -> tuple[tuple[str, ...], ...]:
 
 def tried(
     release: Release, wanted: str, folder: Path, options: argparse.Namespace
-) -> Iterator[str]:
-    """Install, time ``--help``, run the README's commands and the quick tests: what came of it."""
+) -> Iterator[tuple[str, dict[str, object]]]:
+    """Install, time ``--help``, run the README's commands and the quick tests: what came of it, in
+    words and for the record."""
     python = interpreter(wanted)
     if python is None:
         raise FailedError("not found on this machine")
@@ -171,23 +201,30 @@ def tried(
     environment.pop("PYTHONPATH", None)
     begin = time.monotonic()
     _run([programs / "pip", "install", "-q", release.wheel], "pip install")
-    yield f"installed in {time.monotonic() - begin:.0f} s"
-    waited, worked = help_seconds(programs / "memplan", environment)
-    yield f"--help {1000 * waited:.0f} ms ({1000 * worked:.0f} ms of CPU)"
-    if worked > HELP_SECONDS:
-        raise FailedError(f"--help takes {1000 * worked:.0f} ms of CPU")
+    said = f"installed in {time.monotonic() - begin:.0f} s"
+    versions = _run([programs / "python", "-c", _VERSIONS], "the versions").stdout
+    digest = hashlib.sha256(release.wheel.read_bytes()).hexdigest()
+    yield said, {"versions": json.loads(versions), "wheel_sha256": digest}
+    help_took = help_seconds(programs / "memplan", environment)
+    told = ", ".join(f"{name} {1000 * took:.0f}" for name, took in help_took.items())
+    yield f"--help in ms: {told}", {"help_seconds": help_took}
+    if help_took["cpu"] > HELP_SECONDS:
+        raise FailedError(f"--help takes {1000 * help_took['cpu']:.0f} ms of CPU")
     with tarfile.open(release.sdist) as archive:
         archive.extractall(folder, filter="data")
     (tree,) = (each for each in folder.glob("memplan-*") if each.is_dir())
     begin = time.monotonic()
     for call in readme_commands():
         _run([programs / "memplan", *call], f"memplan {' '.join(call)}", env=environment, cwd=tree)
-    yield f"the README's commands in {time.monotonic() - begin:.0f} s"
+    took = round(time.monotonic() - begin)
+    commands = {"readme_commands": [" ".join(call) for call in readme_commands()]}
+    yield f"the README's commands in {took} s", commands | {"readme_seconds": took}
     if not options.no_tests:
         _run([programs / "pip", "install", "-q", f"{release.wheel}[test]"], "pip install [test]")
         quick = [programs / "pytest", "-q", "-n", "2", "-m", "not slow", "-p", "no:cacheprovider"]
         done = _run(quick, "the quick tests", env=environment, cwd=tree)
-        yield done.stdout.strip().splitlines()[-1]
+        said = done.stdout.strip().splitlines()[-1]
+        yield said, {"quick_tests": said}
 
 
 def interpreter(wanted: str) -> str | None:
@@ -206,9 +243,9 @@ def interpreter(wanted: str) -> str | None:
     return None
 
 
-def help_seconds(program: Path, environment: dict[str, str]) -> tuple[float, float]:
-    """The shortest of some runs of ``--help``: by the clock, which also counts what else the
-    machine does, and in CPU seconds."""
+def help_seconds(program: Path, environment: dict[str, str]) -> dict[str, float]:
+    """Some runs of ``--help`` by the clock, which also counts what else the machine does, and the
+    least in CPU seconds."""
     waited, worked = [], []
     for _ in range(_HELP_RUNS):
         begin, before = time.perf_counter(), os.times()
@@ -217,7 +254,8 @@ def help_seconds(program: Path, environment: dict[str, str]) -> tuple[float, flo
         waited.append(time.perf_counter() - begin)
         used = after.children_user + after.children_system
         worked.append(used - before.children_user - before.children_system)
-    return min(waited), min(worked)
+    took = {"median": statistics.median(waited), "shortest": min(waited), "cpu": min(worked)}
+    return {name: round(seconds, 3) for name, seconds in took.items()}
 
 
 def _environment(folder: Path, python: str) -> Path:
@@ -269,7 +307,8 @@ def _run(
     done = subprocess.run(words, env=env, cwd=cwd, capture_output=True, text=True)
     if done.returncode:
         print((done.stdout + done.stderr)[-6000:])
-        raise FailedError(f"{what} ended with {done.returncode}")
+        last = (done.stdout.strip() or done.stderr.strip()).splitlines()[-1:]
+        raise FailedError(": ".join([f"{what} ended with {done.returncode}", *last]))
     return done
 
 

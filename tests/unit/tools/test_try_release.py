@@ -4,7 +4,9 @@ everywhere. The trial itself takes minutes: ``python tools/try_release.py``."""
 from __future__ import annotations
 
 import io
+import json
 import re
+import sys
 import tarfile
 import tomllib
 import zipfile
@@ -88,6 +90,20 @@ def test_a_python_that_is_not_there_is_told(
     packed(tmp_path, IN_WHEEL, SOURCES)
     assert trial.main(["--dist", str(tmp_path), "--python", "3.99"]) == 1
     assert "python 3.99: FAIL not found" in capsys.readouterr().out
+
+
+def test_a_record_keeps_what_it_says_of_other_pythons(tmp_path: Path) -> None:
+    path = tmp_path / "release.json"
+    for wanted, failed in (("3.12", "x"), ("3.11", None), ("3.12", None)):
+        trial.write_record(path, {"wanted": wanted, "failed": failed})
+    rows = json.loads(path.read_text(encoding="utf-8"))["results"]
+    assert [(row["wanted"], row["failed"]) for row in rows] == [("3.11", None), ("3.12", None)]
+
+
+def test_what_fails_is_told_with_its_last_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(trial.FailedError, match=r"^it ended with 3: last$"):
+        trial._run([sys.executable, "-c", "print('first\\nlast'); raise SystemExit(3)"], "it")
+    assert "first" in capsys.readouterr().out
 
 
 def test_one_version_stands_everywhere() -> None:

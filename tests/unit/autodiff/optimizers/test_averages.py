@@ -10,7 +10,6 @@ import pytest
 
 import memplan
 from helpers.graphs import parse
-from memplan.api.capture.step_gradients import by_grad
 from memplan.autodiff.optimizers.averages import Following
 from memplan.autodiff.optimizers.parse import parse_optimizer
 from memplan.autodiff.optimizers.scaling import parse_loss_scale
@@ -18,6 +17,9 @@ from memplan.autodiff.optimizers.updates import Updates, members_of
 from memplan.ir.contract import Contract
 from memplan.ir.roles import Role
 from memplan.proto.metadata import set_metadata
+
+pytest.importorskip("torch")
+from memplan.api.capture.step_gradients import by_grad
 
 pytestmark = pytest.mark.ort
 

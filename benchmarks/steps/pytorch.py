@@ -8,7 +8,7 @@ while the others wait, so what slows the machine down slows all alike. Its time 
 rounds of a round's median.
 
 memplan is asked for a budget at which its process, not the prediction, should take what PyTorch's
-took: the growth, less in proportion what the captured step grew beyond its prediction.
+took: the growth, less the bytes that the captured step grew beyond its prediction.
 
     python -m benchmarks.steps.pytorch --json benchmarks/results/pytorch_steps.json
     python -m benchmarks.steps.pytorch --models lstm --rounds 2 --compile 0.5    # a trial
@@ -142,12 +142,12 @@ def compared(name: str, options: argparse.Namespace, folder: Path) -> list[Row]:
         step, batch, facts = captured(name, folder)
         whole = started("memplan, as captured", "memplan", str(step), str(batch), **facts)
         workers.append(whole)
-        beyond = whole.growth() / facts["predicted_dynamic_bytes"]
+        beyond = max(whole.growth() - facts["predicted_dynamic_bytes"], 0)
         failed: list[Row] = []
         for growth in budgets(reached):
             who = f"memplan at {growth / 1e6:.0f} MB"
-            dynamic = int(growth / beyond)
-            found = planned(step, folder, facts["resident_bytes"] + dynamic, options.rewrite)
+            budget = facts["resident_bytes"] + max(growth - beyond, 0)
+            found = planned(step, folder, budget, options.rewrite)
             if isinstance(found, str):
                 failed.append({"who": who, "model": name, "failed": found})
                 continue

@@ -298,12 +298,12 @@ def in_turns(models: Sequence[onnx.ModelProto], feeds: Mapping[str, Any]) -> lis
     return seconds
 
 
-def planned(path: Path, budget: str) -> dict[str, object]:
-    """A rewrite in chunks at a budget, planned by rounds."""
+def planned(path: Path, budget: str, device: str | None = None) -> dict[str, object]:
+    """A rewrite in chunks at a budget, with the times of the provider's device or of another."""
     from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
     from memplan.units import parse_budget
 
-    options = RewriteOptions(parse_budget(budget), chunk="auto")
+    options = RewriteOptions(parse_budget(budget), chunk="auto", device=device)
     result = rewrite(path, options, dry_run=True)
     return {
         "graph": path.stem,
@@ -311,6 +311,7 @@ def planned(path: Path, budget: str) -> dict[str, object]:
             (note for note in result.assumptions if note.startswith("chunks: the best")), ""
         ),
         "budget": budget,
+        "device": device or "cpu",
         "budget_bytes": result.budget_bytes,
         "peak_bytes": result.timeline.peak_with_workspace_bytes,
         "extra_cost_fraction": result.extra_cost_fraction,
@@ -328,6 +329,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--heads", action="store_true", help="time loss heads")
     parser.add_argument("--steps", action="store_true", help="time whole steps")
     parser.add_argument("--budget", help="plan the models for it, too")
+    parser.add_argument("--device", nargs="*", default=("cpu",), help="with times of these")
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args(argv)
     results: list[object] = []
@@ -336,8 +338,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             results.append(asdict(row(path, path in options.run, kind)))
             print(results[-1], flush=True)
     for path in options.models if options.budget else ():
-        results.append(planned(path, options.budget))
-        print(results[-1], flush=True)
+        for device in options.device:
+            results.append(planned(path, options.budget, device))
+            print(results[-1], flush=True)
     for sizes in HEADS if options.heads else ():
         results.append(asdict(head_time(*sizes)))
         print(results[-1], flush=True)
@@ -347,6 +350,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     files = [path.name for path in options.models]
     files += [f"--run {path.name}" for path in options.run]
     asked = [f"--budget {options.budget}"] if options.budget else []
+    asked += [f"--device {' '.join(options.device)}"] if options.budget else []
     asked += ["--heads"] if options.heads else []
     asked += ["--steps"] if options.steps else []
     command = " ".join(["python -m benchmarks.plans.chunking", *files, *asked])

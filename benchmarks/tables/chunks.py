@@ -23,11 +23,10 @@ inputs and outputs of these graphs.
 """
 _PLANNED = """
 Planned by `rewrite --chunk auto --budget 20%`, a fifth of what the file takes as it is, in ten
-seconds for the plans of all three kinds. Extra time is estimated for a CPU (the profile `cpu`),
-that of chunks (starts, slices, joins) included; for an H200 (`--device h200`), where starts weigh
-more, the layers of GPT-2 take 11.13%. That smaller kernels may use a device less is not in it. The
-machine was busy, and
-*no plan* means none in that time: for the Llama another run found one without chunks, at 21.65%.
+seconds for the plans of all kinds. Extra time is estimated for a CPU (the profile `cpu`), that of
+chunks included: starts, slices, joins, and weights that every chunk packs anew; and for an H200
+(`--device h200`), where starts weigh more. The machine was busy, and *no plan* means none in that
+time.
 """
 _TIMED = """
 Time of steps and of loss heads that run here, original and chunks in turns in one process; medians
@@ -139,12 +138,13 @@ def _graphs(rows: list[Row]) -> list[str]:
 
 
 def _planned(rows: list[Row]) -> list[str]:
-    head = ["graph", "budget GiB", "extra time %", "of it chunks %", "recomputed nodes", "tried"]
+    head = ["graph", "times of", "budget GiB", "extra time %", "of it chunks %", "recomputed nodes"]
     return table(
-        head,
+        [*head, "tried"],
         [
             [
                 NAMES[row["graph"]],
+                row["device"],
                 gib(row["budget_bytes"]),
                 f"{100 * row['extra_cost_fraction']:.2f}",
                 f"{100 * row['chunk_cost_fraction']:.2f}",

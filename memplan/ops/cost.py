@@ -28,7 +28,7 @@ class Device:
     """A roofline: FLOP/s in float32, bytes/s of memory, seconds per kernel launch.
 
     ``host_bytes_per_second``: of the link to the host's memory, in each direction; ``host_source``:
-    where that figure is from.
+    where that figure is from. ``packs``: products begin with a copy (:func:`packed_bytes`).
     """
 
     name: str
@@ -38,6 +38,7 @@ class Device:
     source: str
     host_bytes_per_second: float = 26.8e9
     host_source: str = _PCIE_4
+    packs: bool = False
 
 
 DEVICES = {
@@ -80,6 +81,7 @@ DEVICES = {
         2e-6,
         "two AVX2 cores: 2 × 16 FMA lanes × about 3 GHz; one DDR4 channel. A stand-in, not a "
         "measurement: use --costs for a particular machine",
+        packs=True,
     ),
 }
 
@@ -123,7 +125,7 @@ def node_work(graph: Graph, device: Device, provider: str) -> list[Work]:
             found.append(replace(inside, seconds=inside.seconds + device.kernel_seconds))
             continue
         seconds = max(flops(graph, node) / device.flops_per_second, moved / device.bytes_per_second)
-        if provider == "cpu":
+        if device.packs:
             seconds += 2 * packed_bytes(graph, node) / device.bytes_per_second
         found.append(Work(1, moved, seconds + device.kernel_seconds))
     return found

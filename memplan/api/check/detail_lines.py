@@ -82,12 +82,13 @@ def place(now: Current, before: LockEntry) -> str:
 
 
 def fit_line(entry: CheckEntry, now: Current) -> str:
-    """The command that rewrites the model to its limit, or why none would."""
+    """The command that rewrites the model to its limit; below the floor only chunks might."""
     limit = entry.limit_bytes
     assert limit is not None
     if limit < now.floor_bytes:
         floor = format_bytes(now.floor_bytes)
-        return f"{INDENT}fit:     no rewrite goes below {floor}, the floor of this model"
+        command = fit_command(entry.file, limit, now.entry.binding, chunks=True)
+        return f"{INDENT}fit:     below {floor}, the floor, only chunks may bring it: {command}"
     return f"{INDENT}fit:     {fit_command(entry.file, limit, now.entry.binding)}"
 
 

@@ -75,9 +75,10 @@ def accept_command(
     return _joined(words) + "".join(f" --dim {shlex.quote(printable(d))}=..." for d in unbound)
 
 
-def fit_command(file: Path, budget_bytes: int, binding: Binding) -> str:
-    """The command that rewrites ``file`` to a budget."""
+def fit_command(file: Path, budget_bytes: int, binding: Binding, *, chunks: bool = False) -> str:
+    """The command that rewrites ``file`` to a budget, with ``chunks`` if need be."""
     words = ["memplan", "rewrite", _argument(file), "--budget", exact_size(budget_bytes)]
+    words += ["--chunk", "auto"] if chunks else []
     return _joined([*words, *binding_options(binding)])
 
 

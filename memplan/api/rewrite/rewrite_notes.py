@@ -94,8 +94,8 @@ def _chunk_time_notes(planned: Planned, place: int) -> tuple[str, ...]:
     before = (steps[place - 1].model if place else planned.candidate.model).graph
     added = len(steps[place].model.graph.nodes) - len(before.nodes)
     found = (
-        f"chunks: {counted(added, 'more node')}; their starts, slices and joins take "
-        f"{100 * planned.chunk_cost:.2f}% more time (estimated), within that above"
+        f"chunks: {counted(added, 'more node')}; their starts, slices, joins and smaller products "
+        f"take {100 * planned.chunk_cost:.2f}% more time (estimated), within that above"
     )
     if planned.candidate.kind == CACHE:
         return (f"{found}; what the cache saves is not in the estimate",)

@@ -34,10 +34,12 @@ class TestText:
             line.startswith(("error", "b.onnx")) for line in self.text(locked, now).split("\n")
         )
 
-    def test_a_limit_below_the_floor_offers_no_rewrite(self) -> None:
+    def test_a_limit_below_the_floor_offers_chunks_alone(self) -> None:
         locked = an_entry()
         now = replace(today(locked, peak_bytes=200 * MIB), floor_bytes=150 * MIB)
-        assert "no rewrite goes below 150 MiB" in self.text(locked, now)
+        text = self.text(locked, now)
+        assert "below 150 MiB, the floor, only chunks may bring it: memplan rewrite" in text
+        assert "--budget 100MiB --chunk auto" in text
         assert "memplan rewrite models/mlp.onnx --budget 100MiB" in self.text(
             locked, replace(now, floor_bytes=99 * MIB)
         )

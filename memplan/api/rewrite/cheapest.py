@@ -28,7 +28,7 @@ from memplan.simulate.timeline import simulate
 from memplan.solver.strategies.builtin import Search
 from memplan.solver.strategy import Strategy
 
-# Of the time limit, without which no further kind of chunks is begun where one has a plan.
+# Of the time limit, without which the kind of chunks that takes longest to make is left out.
 _LEAST_TIME = 0.2
 
 
@@ -106,8 +106,7 @@ def _cheapest(every: Sequence[Candidate], goal: Goal) -> Planned:
     for number, candidate in enumerate(every):
         if not goal.lowest and any(p.extra_cost <= candidate.least_cost for p in plans):
             break
-        late = goal.search.left < _LEAST_TIME * goal.options.time_limit
-        if late and candidate.chunk and any(plan.candidate.chunk for plan in plans):
+        if candidate is every[-1] and any(plan.candidate.chunk for plan in plans) and _late(goal):
             tried.append(f"{candidate.kind}: no time left")
             continue
         steps = steps_of(candidate, goal, ran[0] if ran else ())
@@ -127,6 +126,14 @@ def _cheapest(every: Sequence[Candidate], goal: Goal) -> Planned:
         assert failure is not None
         raise failure
     return replace(_preferred(plans, goal), tried=tuple(tried))
+
+
+def _late(goal: Goal) -> bool:
+    """Whether little time is left where chunks are a choice."""
+    if goal.chunk is None or not goal.chunk.optional:
+        return False
+    left = goal.deadline.left - goal.closing_seconds
+    return left < _LEAST_TIME * goal.options.time_limit
 
 
 def _preferred(plans: Sequence[Planned], goal: Goal) -> Planned:

@@ -244,7 +244,9 @@ class Validation(Summary):
         )
         if self.original.seconds_median and self.rewritten.seconds_median:
             ratio = self.rewritten.seconds_median / self.original.seconds_median
-            lines.append(f"step time: {ratio:.2f} × the original's")
+            lines.append(
+                f"step time: {ratio:.2f} × the original's; other work on the machine counts"
+            )
         return tuple(lines)
 
     @property

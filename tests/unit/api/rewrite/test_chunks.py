@@ -107,3 +107,12 @@ def test_a_plan_without_chunks_is_taken_where_it_is_cheaper(layers: Path) -> Non
 def test_what_is_no_number_is_refused(model: Path) -> None:
     with pytest.raises(UsageError, match="expected a number of chunks"):
         rewritten(model, "some")
+
+
+def test_without_time_the_dearest_kind_of_chunks_is_left_out(layers: Path) -> None:
+    options = RewriteOptions(parse_size("40%"), chunk="auto", optimize="none", time_limit=0.01)
+    notes = rewrite(layers, options, dry_run=True).assumptions
+    (note,) = (note for note in notes if "the best of 5" in note)
+    assert "regions: no time left" in note
+    assert "layers: " in note
+    assert "layers: no time left" not in note

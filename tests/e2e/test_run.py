@@ -184,7 +184,14 @@ def test_a_signal_ends_the_run_behind_a_step_with_a_checkpoint(
 ) -> None:
     log = tmp_path / "run.csv"
     endless = command(*RUN, "--steps", "1000000", "--log", "run.csv", "--checkpoint", "run.npz")
-    child = subprocess.Popen(endless, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        endless,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Under nohup, or behind a shell's &, some are ignored, and so they would be by the child.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+    )
     assert eventually(
         lambda: (
             child.poll() is not None or (log.exists() and len(log.read_bytes().splitlines()) > 5)

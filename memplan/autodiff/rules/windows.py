@@ -151,19 +151,17 @@ def correlate(
 
     - samples as groups, so that nothing is transposed; the weight's gradient of each sample is
       made, then all are added;
-    - channels of the image as a further axis that the kernel slides over: only ``marks`` is
-      transposed;
+    - channels of the image as a further axis that the kernel slides over, the last one, so that
+      the runtime copies windows in runs of channels;
     - both transposed (three spatial axes, groups in batches of a size that is not known).
     """
-    count, given, wanted = image.shape[0], marks.type.elements, weight.type.elements
     if windows.pointwise and group == 1:
         return _pointwise(ctx, image, marks, windows, weight)
-    if windows.rank <= 2 and isinstance(count, int):
-        smaller = given is not None and wanted is not None and count * wanted <= given
-        if group > 1 or smaller:
-            return _by_samples(ctx, image, marks, windows, weight, count * group)
     if windows.rank <= 2 and group == 1:
         return _over_channels(ctx, image, marks, windows, weight)
+    count = image.shape[0]
+    if windows.rank <= 2 and isinstance(count, int):
+        return _by_samples(ctx, image, marks, windows, weight, count * group)
     return _transposed(ctx, image, marks, windows, weight, group)
 
 
@@ -206,10 +204,11 @@ def _by_samples(
 def _over_channels(
     ctx: Context, image: Value, marks: Value, windows: Windows, weight: Value
 ) -> Value:
-    whole = ctx.unsqueeze(image, [0])
-    kernel = ctx.unsqueeze(ctx.transpose(marks, [1, 0, *range(2, marks.rank)]), [2])
-    found = _convolved(ctx, whole, kernel, windows, image, marks, 1, spare=1)
-    return ctx.reshape(found, weight.shape, weight)
+    rank = image.rank
+    whole = ctx.unsqueeze(ctx.transpose(image, [0, *range(2, rank), 1]), [0])
+    kernel = ctx.unsqueeze(ctx.transpose(marks, [1, 0, *range(2, rank)]), [rank])
+    found = _convolved(ctx, whole, kernel, windows, image, marks, 1, spare=1, last=True)
+    return ctx.transpose(ctx.squeeze(found, [0]), [0, rank - 1, *range(1, rank - 1)])
 
 
 def _transposed(
@@ -243,13 +242,16 @@ def _convolved(
     marks: Value,
     groups: int,
     spare: int = 0,
+    *,
+    last: bool = False,
 ) -> Value:
     """``kernel`` over ``whole``, strides and dilations exchanged, cut to the weight's size.
 
-    ``spare`` leading spatial axes are no axes of the windows.
+    ``spare`` spatial axes are no axes of the windows: the first ones, or the ``last``.
     """
     behind, cut = [], []
-    shape: list[Dim] = [whole.shape[0], kernel.shape[0], *whole.shape[2 : 2 + spare]]
+    front, back = (0, spare) if last else (spare, 0)
+    shape: list[Dim] = [whole.shape[0], kernel.shape[0], *whole.shape[2 : 2 + front]]
     for axis in range(windows.rank):
         size, count = image.shape[2 + axis], marks.shape[2 + axis]
         pad, places, step = windows.behind[axis], windows.kernel[axis], windows.dilations[axis]
@@ -263,22 +265,22 @@ def _convolved(
         behind.append(pad)
         if more:
             cut.append(axis)
-    ones, zeros = [1] * spare, [0] * spare
+    shape += whole.shape[whole.rank - back :]
     found = ctx.op(
         "Conv",
         whole,
         kernel,
-        strides=[*ones, *windows.dilations],
-        dilations=[*ones, *windows.strides],
-        pads=[*zeros, *windows.before, *zeros, *behind],
+        strides=[*[1] * front, *windows.dilations, *[1] * back],
+        dilations=[*[1] * front, *windows.strides, *[1] * back],
+        pads=[*[0] * front, *windows.before, *[0] * spare, *behind, *[0] * back],
         group=groups if groups != 1 else None,
         result=TensorType(whole.dtype, tuple(shape)),
     )
     if not cut:
         return found
-    axes = [2 + spare + axis for axis in cut]
+    axes = [2 + front + axis for axis in cut]
     for axis in cut:
-        shape[2 + spare + axis] = windows.kernel[axis]
+        shape[2 + front + axis] = windows.kernel[axis]
     ends = [windows.kernel[axis] for axis in cut]
     kept = TensorType(found.dtype, tuple(shape))
     return ctx.slice(found, [0] * len(cut), ends, axes, result=kept)

@@ -1,9 +1,10 @@
 """Forms of the gradient of a convolution's weight, which ONNX Runtime computes as a convolution.
 
-Kernels of 3 x 3, stride 1, as many channels in as out. *samples* and *channels* are the two forms
-that ``memplan/autodiff/rules/windows.py`` writes: samples as groups, and the image's channels as
-the first of three spatial axes. *channels last* puts them last, so that the windows of a product
-are copied in runs of channels rather than of three elements; it transposes the image, too.
+Kernels of 3 x 3, stride 1, as many channels in as out. *samples*: as groups, which is what
+``memplan/autodiff/rules/windows.py`` writes for grouped convolutions. *channels*: the image's as
+the first of three spatial axes. *channels last*: as the last, so that the windows of a product are
+copied in runs of channels rather than of three elements; the image is transposed, too. That is what
+is written for the others.
 
     python -m benchmarks.steps.weight_gradients --json benchmarks/results/weight_gradients.json
 """

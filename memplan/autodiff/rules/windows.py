@@ -147,12 +147,12 @@ def correlate(
 
     That is the gradient of a convolution's weight (``image`` its input, ``marks`` the gradient of
     its output), or, the other way round, of a transposed convolution's. It is a convolution itself,
-    with the windows' strides as dilations, in the leanest form that the sizes allow:
+    with the windows' strides as dilations, in a form that the sizes allow:
 
-    - samples as groups, so that nothing is transposed; the weight's gradient of each sample is
-      made, then all are added;
     - channels of the image as a further axis that the kernel slides over, the last one, so that
-      the runtime copies windows in runs of channels;
+      the runtime copies windows in runs of channels (``benchmarks/steps/weight_gradients.py``);
+    - samples as groups, where there are groups; the weight's gradient of each sample is made, then
+      all are added;
     - both transposed (three spatial axes, groups in batches of a size that is not known).
     """
     if windows.pointwise and group == 1:

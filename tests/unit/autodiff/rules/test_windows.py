@@ -131,9 +131,9 @@ def test_resize_of_symbolic_sizes(mode: str) -> None:
 @pytest.mark.parametrize(
     ("shape", "weight", "attributes", "transposed"),
     [
-        ((2, 3, 9, 9), (4, 3, 3, 3), {}, 0),  # samples as groups
-        ((2, 4, 9, 9), (4, 2, 3, 3), {"group": 2}, 0),
-        ((4, 3, 4, 4), (4, 3, 3, 3), {}, 1),  # channels as an axis
+        ((2, 3, 9, 9), (4, 3, 3, 3), {}, 3),  # channels as the last axis: both, and the result
+        ((2, 4, 9, 9), (4, 2, 3, 3), {"group": 2}, 0),  # samples as groups
+        ((4, 3, 4, 4), (4, 3, 3, 3), {}, 3),
         ((4, 3, 5, 5), (4, 3, 1, 1), {}, 2),  # a matrix product
         ((1, 3, 5, 5), (4, 3, 1, 1), {}, 0),
     ],
@@ -141,7 +141,7 @@ def test_resize_of_symbolic_sizes(mode: str) -> None:
 def test_weight_gradient(
     shape: tuple[int, ...], weight: tuple[int, ...], attributes: dict[str, Any], transposed: int
 ) -> None:
-    """Nothing is unrolled, and as little as possible is transposed."""
+    """Nothing is unrolled, and nothing transposed but for kernels of long rows."""
     model = check(conv(shape, weight, **attributes), xs=["x1"])
     assert backward_ops(model)["Transpose"] == transposed
     sizes = {

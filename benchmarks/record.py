@@ -26,18 +26,16 @@ def write_record(path: Path, command: str, rows: Sequence[object]) -> None:
     record = {
         "command": command,
         "cpu_count": os.cpu_count(),
-        "versions": {
-            "python": platform.python_version(),
-            **versions(),
-        },
+        "versions": versions(),
         "results": list(rows),
     }
     path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that are installed, of those that figures may depend on."""
-    found = {}
+    """Versions of Python and of the packages that are installed, of those that figures may depend
+    on."""
+    found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
             found[name] = version(name)

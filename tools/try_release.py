@@ -37,14 +37,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11", "3.12", "3.13")
 HELP_SECONDS = 0.15
 _HELP_RUNS = 20
-# What a trial's record names beside the Python.
-_VERSIONS = """
-import json, platform
-from importlib.metadata import distributions
-names = ("memplan", "numpy", "numba", "highspy", "onnx", "onnxruntime", "onnxruntime-gpu", "torch")
-found = {each.name: each.version for each in distributions() if each.name in names}
-print(json.dumps({"python": platform.python_version(), **found}))
-"""
+# What the benchmarks' records name, of another Python: run there, as nothing else is installed.
+_VERSIONS = "import json, runpy, sys; print(json.dumps(runpy.run_path(sys.argv[1])['versions']()))"
 _PACKAGES = {"memplan": "memplan", "cli/memplan_cli": "memplan_cli"}
 _BLOCK = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _BIN = "Scripts" if sys.platform == "win32" else "bin"
@@ -202,9 +196,10 @@ def tried(
     begin = time.monotonic()
     _run([programs / "pip", "install", "-q", release.wheel], "pip install")
     said = f"installed in {time.monotonic() - begin:.0f} s"
-    versions = _run([programs / "python", "-c", _VERSIONS], "the versions").stdout
+    versions = [programs / "python", "-c", _VERSIONS, ROOT / "benchmarks" / "record.py"]
     digest = hashlib.sha256(release.wheel.read_bytes()).hexdigest()
-    yield said, {"versions": json.loads(versions), "wheel_sha256": digest}
+    installed = json.loads(_run(versions, "the versions").stdout)
+    yield said, {"versions": installed, "wheel_sha256": digest}
     help_took = help_seconds(programs / "memplan", environment)
     told = ", ".join(f"{name} {1000 * took:.0f}" for name, took in help_took.items())
     yield f"--help in ms: {told}", {"help_seconds": help_took}

@@ -109,7 +109,8 @@ def _cheapest(every: Sequence[Candidate], goal: Goal) -> Planned:
         if candidate is every[-1] and any(plan.candidate.chunk for plan in plans) and _late(goal):
             tried.append(f"{candidate.kind}: no time left")
             continue
-        steps = steps_of(candidate, goal, ran[0] if ran else ())
+        same = ran and candidate.model is every[0].model
+        steps = steps_of(candidate, goal, ran[0] if same else ())
         reason = _nothing_new(candidate, steps, ran, goal)
         ran.append(steps)
         if reason:
@@ -128,9 +129,13 @@ def _cheapest(every: Sequence[Candidate], goal: Goal) -> Planned:
     return replace(_preferred(plans, goal), tried=tuple(tried))
 
 
+def _chunks_are_a_choice(goal: Goal) -> bool:
+    return goal.chunk is not None and goal.chunk.optional
+
+
 def _late(goal: Goal) -> bool:
     """Whether little time is left where chunks are a choice."""
-    if goal.chunk is None or not goal.chunk.optional:
+    if not _chunks_are_a_choice(goal):
         return False
     left = goal.deadline.left - goal.closing_seconds
     return left < _LEAST_TIME * goal.options.time_limit
@@ -147,20 +152,15 @@ def steps_of(
     candidate: Candidate, goal: Goal, known: Sequence[PassStep] = ()
 ) -> tuple[PassStep, ...]:
     """What is done to a candidate before anything is recomputed. ``known``: what was done to
-    another, whose first passes need not run again where they are the same on the same model.
+    another of the same model, whose first passes need not run again where they are the same.
 
     Raises:
         UsageError: an option of a pass names what is not there.
     """
     chunk, tuned = candidate.chunk, goal.session.name == "tuned"
     passes = goal.passes if chunk is None or not tuned else before_orders(goal.passes, chunk)
-    loops = len(candidate.loops)
-    done: tuple[PassStep, ...] = ()
-    if candidate.loops == tuple(known[:loops]):
-        pairs = zip(known[loops:], passes, strict=False)
-        done = tuple(
-            step for step, _ in takewhile(lambda pair: pair[0].name == pair[1].name, pairs)
-        )
+    pairs = zip(known[len(candidate.loops) :], passes, strict=False)
+    done = tuple(step for step, _ in takewhile(lambda pair: pair[0].name == pair[1].name, pairs))
     ran = PassManager(passes, done).run(candidate.model, candidate.timeline, goal.passing)
     if chunk is not None and not tuned:
         ran = (*ran, pinned_chunks(chunk, ran[-1] if ran else candidate, goal.session))
@@ -184,8 +184,7 @@ def _nothing_new(
     goal: Goal,
 ) -> str:
     """Why a candidate is one that was tried before; else empty."""
-    optional = goal.chunk is not None and goal.chunk.optional
-    if not optional or candidate.chunk is None:
+    if not _chunks_are_a_choice(goal) or candidate.chunk is None:
         return ""
     chunks = _decisions(steps)
     if not chunks:

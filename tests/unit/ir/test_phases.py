@@ -138,15 +138,19 @@ def test_cross_entropy_as_one_operator_is_inlined_into_the_loss() -> None:
     assert [name for name, phase in by_name.items() if phase != "loss"] == copies
 
 
-def test_momentum_update() -> None:
-    more = """
+MOMENTUM = mlp(
+    ", float[4,16] w1_new, float[4,16] v1_new, float[16,2] w2_grad",
+    """
     [decay] mv = Mul(mu, v1)
     [velocity] v1_new = Add(mv, w1_grad)
     [step] lv = Mul(lr, v1_new)
     [apply] w1_new = Sub(w1, lv)
-    """
-    outputs = ", float[4,16] w1_new, float[4,16] v1_new, float[16,2] w2_grad"
-    model = open_text(mlp(outputs, more, ", float[4,16] v1"))
+    """,
+    ", float[4,16] v1",
+)
+
+
+def check_momentum(model: OpenModel) -> None:
     check(
         model,
         forward="fc1 relu fc2",
@@ -154,30 +158,21 @@ def test_momentum_update() -> None:
         backward=MLP_BACKWARD,
         update="decay velocity step apply",
     )
+
+
+def test_momentum_update() -> None:
+    model = open_text(MOMENTUM)
+    check_momentum(model)
     assert named(model, model.phases.parameters) == {"w1", "w2"}
     assert named(model, model.phases.state) == {"v1"}
 
 
 def test_momentum_that_a_rewritten_file_scales_before_its_loss() -> None:
     """The mean is made last, the decay before it: an update all the same."""
-    more = """
-    [decay] mv = Mul(mu, v1)
-    [velocity] v1_new = Add(mv, w1_grad)
-    [step] lv = Mul(lr, v1_new)
-    [apply] w1_new = Sub(w1, lv)
-    """
-    outputs = ", float[4,16] w1_new, float[4,16] v1_new, float[16,2] w2_grad"
     loss = "[mean] loss = ReduceMean<keepdims = 0>(s)"
-    text = mlp(outputs, more, ", float[4,16] v1")
-    assert loss in text
-    model = open_text(text.replace(loss, "").replace("[velocity]", f"{loss} [velocity]"))
-    check(
-        model,
-        forward="fc1 relu fc2",
-        loss="diff square mean",
-        backward=MLP_BACKWARD,
-        update="decay velocity step apply",
-    )
+    assert loss in MOMENTUM
+    model = open_text(MOMENTUM.replace(loss, "").replace("[velocity]", f"{loss} [velocity]"))
+    check_momentum(model)
 
 
 def test_plain_sgd_scales_a_gradient_in_the_update() -> None:

@@ -51,7 +51,7 @@ def test_min_leaves_nothing_to_reserve(inside: Memplan) -> None:
 
 
 def test_the_report_says_how_good_the_plan_is(inside: Memplan) -> None:
-    text = succeeded(inside("rewrite", STEP, "--budget", "75%", "--effort", "5", "--dry-run"))
+    text = succeeded(inside("rewrite", STEP, "--budget", "75%", "--effort", "10", "--dry-run"))
     assert "certified: no plan" in text
     assert "any order" in text
 

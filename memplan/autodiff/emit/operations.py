@@ -201,9 +201,10 @@ class Operations:
             return self.const([int(known.reshape(-1)[index])])
         return self.cast(self.slice(vector, [index], [index + 1], [0]), INT64)
 
-    def reverse(self, value: Value, axis: int) -> Value:
-        """``value`` in reverse order along an axis."""
-        return self.slice(value, [-1], [_BEFORE_ALL], [axis], [-1], result=value.type)
+    def reverse(self, value: Value, axes: Sequence[int]) -> Value:
+        """``value`` in reverse order along some axes."""
+        back, before = [-1] * len(axes), [_BEFORE_ALL] * len(axes)
+        return self.slice(value, back, before, list(axes), back, result=value.type)
 
     # -- numbers -------------------------------------------------------------------------------
 

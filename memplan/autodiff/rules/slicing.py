@@ -90,7 +90,7 @@ def pad_to(ctx: Context, grad: Value, like: Value, spans: Mapping[int, Span]) ->
     """``grad`` in the shape of ``like``: zeros where ``spans`` left something out."""
     for axis, span in spans.items():
         if span.step < 0:
-            grad = ctx.reverse(grad, axis)
+            grad = ctx.reverse(grad, [axis])
         if abs(span.step) > 1:
             grad = _apart(ctx, grad, axis, abs(span.step))
     zero = [

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.value import Value
 from memplan.shapes.tensor_type import Dim, Shape, TensorType
 
+_MANY = 1 << 18  # elements
 _SAME = ("SAME_UPPER", "SAME_LOWER")
 
 
@@ -39,6 +41,22 @@ class Windows:
     def reach(self, axis: int, count: int) -> int:
         """How many places ``count`` windows cover together, padding included."""
         return (count - 1) * self.strides[axis] + self.span(axis)
+
+    @property
+    def mirrors(self) -> bool:
+        """Whether a convolution by the reversed kernel reverses this one's products: strides are 1,
+        and no window is all padding."""
+        pads = zip(self.before, self.behind, strict=True)
+        return set(self.strides) == {1} and all(
+            max(pad) < self.span(axis) for axis, pad in enumerate(pads)
+        )
+
+    def mirrored(self) -> Windows:
+        """The windows of that convolution, from this one's places back to its image."""
+        reach = [self.span(axis) - 1 for axis in range(self.rank)]
+        before = tuple(n - pad for n, pad in zip(reach, self.before, strict=True))
+        behind = tuple(n - pad for n, pad in zip(reach, self.behind, strict=True))
+        return replace(self, before=before, behind=behind)
 
     def filling(
         self,
@@ -113,6 +131,8 @@ def spread(
     This is the transpose of a convolution. ``shape`` is that of the result; ``like`` is a tensor of
     that shape, where spatial sizes may be symbolic.
     """
+    if group == 1 and _unfolds_less(grad, weight, windows):
+        return _spread_by_convolution(ctx, grad, weight, windows, shape)
     behind, further, loose = [], [], []
     for axis, (size, count) in enumerate(zip(shape[2:], grad.shape[2:], strict=True)):
         rest, step = windows.behind[axis], windows.strides[axis]
@@ -140,6 +160,38 @@ def spread(
     return ctx.slice(result, [0] * len(loose), ctx.dims(like, loose), loose, result=like.type)
 
 
+def _unfolds_less(grad: Value, weight: Value, windows: Windows) -> bool:
+    """Whether a convolution of ``grad`` by the reversed kernel is faster than a transposed one.
+
+    ONNX Runtime's transposed convolution writes the product with every element of the kernel, then
+    adds them up on one thread; a convolution copies windows of ``grad`` into panels, on all, but
+    its product is narrower. Measured by ``benchmarks/steps/convolution_gradients.py``: it takes
+    0.3 to 0.95 of the time where the first are many and the image is large for its channels.
+    """
+    sizes = [dim for dim in grad.shape[2:] if isinstance(dim, int)]
+    if windows.rank > 2 or len(sizes) < windows.rank or not windows.mirrors:
+        return False
+    pixels, marks, channels = prod(sizes), _size(weight, 0), _size(weight, 1)
+    written = channels * prod(windows.kernel) * pixels
+    many = windows.pointwise or (channels >= marks and written >= _MANY)
+    return many and pixels >= 2 * marks
+
+
+def _spread_by_convolution(
+    ctx: Context, grad: Value, weight: Value, windows: Windows, shape: Shape
+) -> Value:
+    """By the kernel in reverse order, with channels exchanged: strides are 1."""
+    other = windows.mirrored()
+    return ctx.op(
+        "Conv",
+        grad,
+        _turned(ctx, weight, windows),
+        dilations=list(windows.dilations),
+        pads=[*other.before, *other.behind],
+        result=TensorType(grad.dtype, shape),
+    )
+
+
 def correlate(
     ctx: Context, image: Value, marks: Value, windows: Windows, weight: Value, group: int
 ) -> Value:
@@ -150,7 +202,8 @@ def correlate(
     with the windows' strides as dilations, in a form that the sizes allow:
 
     - channels of the image as a further axis that the kernel slides over, the last one, so that
-      the runtime copies windows in runs of channels (``benchmarks/steps/weight_gradients.py``);
+      the runtime copies windows in runs of channels; where the marks have fewer channels, they are
+      the image, and less is copied (``benchmarks/steps/convolution_gradients.py``);
     - samples as groups, where there are groups; the weight's gradient of each sample is made, then
       all are added;
     - both transposed (three spatial axes, groups in batches of a size that is not known).
@@ -158,7 +211,9 @@ def correlate(
     if windows.pointwise and group == 1:
         return _pointwise(ctx, image, marks, windows, weight)
     if windows.rank <= 2 and group == 1:
-        return _over_channels(ctx, image, marks, windows, weight)
+        if _size(image, 1) > _size(marks, 1) and windows.mirrors:
+            return _exchanged(ctx, image, marks, windows)
+        return _over_channels(ctx, image, marks, windows)
     count = image.shape[0]
     if windows.rank <= 2 and isinstance(count, int):
         return _by_samples(ctx, image, marks, windows, weight, count * group)
@@ -177,12 +232,16 @@ def _pointwise(ctx: Context, image: Value, marks: Value, windows: Windows, weigh
     return ctx.reshape(ctx.gemm(left, right, 0, 1), weight.shape, weight)
 
 
+def _size(value: Value, axis: int) -> int:
+    size = value.shape[axis]
+    assert isinstance(size, int)
+    return size
+
+
 def _rows(ctx: Context, value: Value) -> Value:
     """Channels × everything else."""
     order = [1, 0, *range(2, value.rank)]
-    known = value.type.elements
-    channels = value.shape[1]
-    assert isinstance(channels, int)
+    known, channels = value.type.elements, _size(value, 1)
     turned = ctx.transpose(value, order)
     return ctx.reshape(turned, (channels, known // channels if known else ""))
 
@@ -190,10 +249,7 @@ def _rows(ctx: Context, value: Value) -> Value:
 def _by_samples(
     ctx: Context, image: Value, marks: Value, windows: Windows, weight: Value, groups: int
 ) -> Value:
-    rows, channels = weight.shape[:2]
-    count = image.shape[0]
-    assert isinstance(rows, int)
-    assert isinstance(count, int)
+    rows, channels, count = _size(weight, 0), _size(weight, 1), _size(image, 0)
     whole = ctx.reshape(image, (1, groups, channels, *image.shape[2:]))
     kernel = ctx.reshape(marks, (count * rows, 1, 1, *marks.shape[2:]))
     found = _convolved(ctx, whole, kernel, windows, image, marks, groups, spare=1)
@@ -201,14 +257,24 @@ def _by_samples(
     return ctx.sum(apart, [0], keepdims=False)
 
 
-def _over_channels(
-    ctx: Context, image: Value, marks: Value, windows: Windows, weight: Value
-) -> Value:
+def _over_channels(ctx: Context, image: Value, marks: Value, windows: Windows) -> Value:
     rank = image.rank
     whole = ctx.unsqueeze(ctx.transpose(image, [0, *range(2, rank), 1]), [0])
     kernel = ctx.unsqueeze(ctx.transpose(marks, [1, 0, *range(2, rank)]), [rank])
     found = _convolved(ctx, whole, kernel, windows, image, marks, 1, spare=1, last=True)
     return ctx.transpose(ctx.squeeze(found, [0]), [0, rank - 1, *range(1, rank - 1)])
+
+
+def _exchanged(ctx: Context, image: Value, marks: Value, windows: Windows) -> Value:
+    """With the two tensors exchanged, which gives the kernel in reverse order: strides are 1."""
+    return _turned(ctx, _over_channels(ctx, marks, image, windows.mirrored()), windows)
+
+
+def _turned(ctx: Context, weight: Value, windows: Windows) -> Value:
+    """A kernel in reverse order, with channels exchanged."""
+    axes = [2 + axis for axis, size in enumerate(windows.kernel) if size > 1]
+    turned = ctx.transpose(weight, [1, 0, *range(2, weight.rank)])
+    return ctx.reverse(turned, axes) if axes else turned
 
 
 def _transposed(

@@ -11,6 +11,7 @@ import pytest
 
 from helpers.gradients import Array, check, draw, frozen, reference, single, with_symbols
 from helpers.graphs import parse
+from memplan.autodiff.rules import windows
 from memplan.errors import ModelError
 from memplan.proto.metadata import node_metadata
 
@@ -150,6 +151,52 @@ def test_weight_gradient(
     }
     largest = max(np.prod(shape), sizes["y0"], shape[0] * np.prod(weight))
     assert max(sizes.values()) <= largest
+
+
+MIRRORED = {
+    "plain": ((2, 5, 7, 6), (3, 5, 3, 3), {"pads": [1, 1, 1, 1]}),
+    "uneven": ((2, 5, 6, 7), (3, 5, 2, 3), {"pads": [1, 2, 0, 0]}),
+    "dilated": ((2, 4, 8, 7), (2, 4, 3, 2), {"dilations": [2, 3], "pads": [4, 0, 1, 3]}),
+    "a line": ((2, 5, 9), (3, 5, 4), {"pads": [3, 2]}),
+    "one row": ((2, 5, 6, 7), (3, 5, 1, 3), {"pads": [0, 1, 0, 1]}),
+    "one element": ((2, 5, 4, 4), (3, 5, 1, 1), {}),
+    "same": ((2, 5, 7, 6), (3, 5, 3, 2), {"auto_pad": "SAME_LOWER"}),
+}
+
+
+@pytest.mark.parametrize("case", MIRRORED)
+def test_by_the_reversed_kernel(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More channels in than out: dX is a convolution, and dW one of dY by X."""
+    monkeypatch.setattr(windows, "_MANY", 0)
+    shape, weight, attributes = MIRRORED[case]
+    model = check(conv(shape, weight, **attributes), xs=["x0", "x1"])
+    found = backward_ops(model)
+    assert found["ConvTranspose"] == 0
+    assert found["Slice"] == (0 if case == "one element" else 2)
+
+
+@pytest.mark.parametrize(
+    ("weight", "attributes"),
+    [
+        ((3, 5, 3, 3), {"strides": [2, 1]}),
+        ((3, 5, 2, 2), {"pads": [2, 0, 0, 0]}),  # a window of padding only
+        ((6, 5, 3, 3), {}),  # fewer channels in than out
+        ((20, 25, 3, 3), {}),  # few pixels for so many channels
+    ],
+)
+def test_not_by_the_reversed_kernel(
+    weight: tuple[int, ...], attributes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(windows, "_MANY", 0)
+    model = check(conv((1, weight[1], 7, 6), weight, **attributes), xs=["x0", "x1"])
+    assert backward_ops(model)["ConvTranspose"] == 1
+
+
+def test_a_small_product_is_not_by_the_reversed_kernel() -> None:
+    model = check(conv((2, 5, 7, 6), (3, 5, 3, 3)), xs=["x0"])
+    assert backward_ops(model)["ConvTranspose"] == 1
+    model = check(symbolic(conv((2, 3, 7, 6), (5, 3, 1, 1)), "N", 3, 7, 6), xs=["x0"])
+    assert backward_ops(model)["ConvTranspose"] == 0  # nothing to unfold
 
 
 def test_only_what_is_asked_for_is_read() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+
+import numpy as np
 
 from memplan.ir.graph_facts import Facts
 from memplan.passes.surgery import ModelEdit
@@ -28,10 +31,19 @@ def changed(
     model: OpenModel, changes: Iterable[Change], removable: Nodes = is_constant
 ) -> OpenModel:
     """The model after ``changes``."""
+    return _changed(model, changes, removable)[0]
+
+
+def _changed(
+    model: OpenModel, changes: Iterable[Change], removable: Nodes
+) -> tuple[OpenModel, dict[str, int]]:
+    """The model after ``changes``, and by name of a new tensor the number of its change."""
     edit = ModelEdit(model)
-    for change in changes:
+    maker: dict[str, int] = {}
+    for number, change in enumerate(changes):
         change(edit)
-    return edit.opened(removable)
+        maker |= dict.fromkeys(islice(reversed(edit.types), len(edit.types) - len(maker)), number)
+    return edit.opened(removable), maker
 
 
 def with_most(
@@ -43,7 +55,8 @@ def with_most(
 ) -> tuple[OpenModel, Timeline, int] | None:
     """The model after as many changes as are accepted, simulated, and how many; None if none is.
 
-    Halves are tried where the whole is not accepted, so that one bad change does not spoil the
+    Where the whole is not accepted, it is tried without the changes that made something which is in
+    memory where the peak is now exceeded, or else by halves: one bad change does not spoil the
     others.
 
     Args:
@@ -58,12 +71,29 @@ def with_most(
     waiting = [list(changes)] if changes else []
     while waiting:
         part = waiting.pop()
-        after = changed(model, (*accepted, *part), removable)
+        after, maker = _changed(model, (*accepted, *part), removable)
         found = simulate(after.graph, timeline.session)
-        if accepts(found, best[1] if best is not None else timeline):
+        before = best[1] if best is not None else timeline
+        if accepts(found, before):
             accepted += part
             best = (after, found)
         elif len(part) > 1:
+            above = {maker.get(name, -1) - len(accepted) for name in _above(found, before)}
+            bad = [change for k, change in enumerate(part) if k in above]
+            good = [change for k, change in enumerate(part) if k not in above]
             middle = len(part) // 2
-            waiting += [part[middle:], part[:middle]]
+            waiting += [bad, good] if bad and good else [part[middle:], part[:middle]]
     return None if best is None else (*best, len(accepted))
+
+
+def _above(timeline: Timeline, before: Timeline) -> set[str]:
+    """Names of tensors in the buffers that are in use where the peak of ``before`` is exceeded."""
+    most = before.peak_with_workspace_bytes - timeline.resident_bytes
+    steps = np.flatnonzero(timeline.dynamic + timeline.workspace > most)
+    tensors = timeline.graph.tensors
+    return {
+        tensors[member].name
+        for buffer in timeline.allocation.buffers
+        if np.searchsorted(steps, buffer.birth) < np.searchsorted(steps, buffer.death)
+        for member in buffer.members
+    }

@@ -214,8 +214,7 @@ Each is a process of its own, and all take turns. Growth is that of the resident
 beside weights and moments; predicted are the dynamic bytes of the run. Milliseconds are the median
 of the rounds' medians; *rounds* are the quickest and the slowest.
 Files are rewritten with `--chunk auto`. The machine is a virtual one, which slows down for seconds
-now and then, and steps of convolutions most: in another run those of the ResNet took 225 to 272 ms
-as captured and rewritten (212 to 369 by rounds), eager 165 (153 to 181), compiled 130 to 145.
+now and then, and then steps of convolutions most.
 """
 
 

@@ -211,7 +211,7 @@ def correlate(
     if windows.pointwise and group == 1:
         return _pointwise(ctx, image, marks, windows, weight)
     if windows.rank <= 2 and group == 1:
-        if _size(image, 1) > _size(marks, 1) and windows.mirrors:
+        if _size(weight, 1) > _size(weight, 0) and windows.mirrors:
             return _exchanged(ctx, image, marks, windows)
         return _over_channels(ctx, image, marks, windows)
     count = image.shape[0]
@@ -228,7 +228,7 @@ def _pointwise(ctx: Context, image: Value, marks: Value, windows: Windows, weigh
             kept = TensorType(image.dtype, (*image.shape[:k], count, *image.shape[k + 1 :]))
             end = ctx.dims(marks, [k]) * stride
             image = ctx.slice(image, [0], end, [k], [stride], result=kept)
-    left, right = (_rows(ctx, value) for value in (marks, image))
+    left, right = _rows(ctx, marks, _size(weight, 0)), _rows(ctx, image, _size(weight, 1))
     return ctx.reshape(ctx.gemm(left, right, 0, 1), weight.shape, weight)
 
 
@@ -238,11 +238,10 @@ def _size(value: Value, axis: int) -> int:
     return size
 
 
-def _rows(ctx: Context, value: Value) -> Value:
+def _rows(ctx: Context, value: Value, channels: int) -> Value:
     """Channels × everything else."""
-    order = [1, 0, *range(2, value.rank)]
-    known, channels = value.type.elements, _size(value, 1)
-    turned = ctx.transpose(value, order)
+    known = value.type.elements
+    turned = ctx.transpose(value, [1, 0, *range(2, value.rank)])
     return ctx.reshape(turned, (channels, known // channels if known else ""))
 
 

@@ -164,12 +164,16 @@ MIRRORED = {
 }
 
 
+@pytest.mark.parametrize("batch", [2, "N"])
 @pytest.mark.parametrize("case", MIRRORED)
-def test_by_the_reversed_kernel(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_the_reversed_kernel(
+    case: str, batch: int | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More channels in than out: dX is a convolution, and dW one of dY by X."""
     monkeypatch.setattr(windows, "_MANY", 0)
     shape, weight, attributes = MIRRORED[case]
-    model = check(conv(shape, weight, **attributes), xs=["x0", "x1"])
+    made = symbolic(conv(shape, weight, **attributes), batch, *shape[1:])
+    model = check(made, xs=["x0", "x1"])
     found = backward_ops(model)
     assert found["ConvTranspose"] == 0
     assert found["Slice"] == (0 if case == "one element" else 2)
@@ -190,6 +194,13 @@ def test_not_by_the_reversed_kernel(
     monkeypatch.setattr(windows, "_MANY", 0)
     model = check(conv((1, weight[1], 7, 6), weight, **attributes), xs=["x0", "x1"])
     assert backward_ops(model)["ConvTranspose"] == 1
+
+
+@pytest.mark.parametrize("weight", [(3, 5, 2, 3), (3, 5, 1, 1)])
+def test_weight_gradient_of_symbolic_sizes(weight: tuple[int, ...]) -> None:
+    """Channels too: the weight tells how many."""
+    made = conv((2, 5, 6, 7), weight, pads=[0, 0, 0, 0])
+    check(symbolic(made, "N", "C", "H", "W"), xs=["x1"])
 
 
 def test_a_small_product_is_not_by_the_reversed_kernel() -> None:

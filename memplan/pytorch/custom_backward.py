@@ -102,7 +102,7 @@ def noted(model: nn.Module) -> Iterator[list[CustomBackward]]:
 def _watched(note: Any) -> list[tuple[Any, str, Any]]:
     """What is replaced while a step is traced: place, name and what it is replaced by."""
     function: Any = torch.autograd.Function
-    apply = vars(function)["apply"].__func__
+    apply = vars(function)["apply"]  # a class method of Python's, and of C from 2.14 on
 
     def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
         given = (*args, *kwargs.values())
@@ -111,7 +111,7 @@ def _watched(note: Any) -> list[tuple[Any, str, Any]]:
         )
         if active and not cls.__module__.startswith(_MACHINERY):
             note("autograd.Function", cls.__qualname__.rpartition("<locals>.")[2])
-        return apply(cls, *args, **kwargs)
+        return apply.__get__(None, cls)(*args, **kwargs)
 
     def hooked(method: Any, kind: str) -> Any:
         @wraps(method)

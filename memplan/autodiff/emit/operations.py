@@ -11,6 +11,7 @@ import onnx
 
 from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.value import Number, Value
+from memplan.proto.nodes import operator_key
 from memplan.shapes.tensor_type import Dim, Shape, TensorType
 
 INT64 = onnx.TensorProto.INT64
@@ -129,15 +130,12 @@ class Operations:
         moving = [axis for axis in perm if value.shape[axis] != 1]
         if moving == sorted(moving) and len(names) <= 1 and 0 not in shape:
             return self.reshape(value, shape)
-        made = self.maker(value)
-        if made is not None and made.op_type == "Transpose" and made.attribute:
-            source = self.tensor(made.input[0])
-            if all(made.attribute[0].ints[axis] == k for k, axis in enumerate(perm)):
-                return source
-        new = self.in_backward_part(value)
-        if made is not None and made.op_type == "Transpose" and made.attribute and new:
-            inner = made.attribute[0].ints
-            return self.transpose(self.tensor(made.input[0]), [inner[axis] for axis in perm])
+        source, inner = self._permuted(value)
+        if [inner[axis] for axis in perm] == list(range(len(perm))):
+            return source
+        new, made = self.in_backward_part(value), self.maker(value)
+        if source != value and new:
+            return self.transpose(source, [inner[axis] for axis in perm])
         if made is not None and made.op_type == "Gemm" and len(made.input) == 2 and new:
             return self._transposed_product(made)
         return self.op("Transpose", value, perm=list(perm))
@@ -161,16 +159,27 @@ class Operations:
         )
 
     def _untransposed(self, value: Value, flag: int) -> tuple[Value, int]:
-        made = self.maker(value)
-        if made is not None and made.op_type == "Transpose":
-            return self.tensor(made.input[0]), 1 - flag
-        return value, flag
+        source = self.before_swap(value)
+        return (value, flag) if source is None else (source, 1 - flag)
+
+    def before_swap(self, value: Value) -> Value | None:
+        """What ``value`` is with its last two axes exchanged, and no other moved; None if nothing
+        in the graph is."""
+        source, perm = self._permuted(value)
+        swaps = value.rank > 1 and perm == _swapped(value.rank)
+        return source if swaps else None
+
+    def _permuted(self, value: Value) -> tuple[Value, list[int]]:
+        """What ``value`` is a ``Transpose`` of, and the axes of that in its order; else itself."""
+        made, order = self.maker(value), list(range(value.rank))
+        if made is None or operator_key(made) != ":Transpose":
+            return value, order
+        given = next((list(item.ints) for item in made.attribute if item.name == "perm"), None)
+        return self.tensor(made.input[0]), order[::-1] if given is None else given
 
     def swap_last(self, value: Value) -> Value:
         """The last two axes exchanged: a matrix product's other orientation."""
-        order = list(range(value.rank))
-        order[-2:] = [order[-1], order[-2]]
-        return self.transpose(value, order)
+        return self.transpose(value, _swapped(value.rank))
 
     def slice(
         self,
@@ -270,6 +279,10 @@ class Operations:
         result = TensorType(grad.dtype, kept)
         total = self.op("ReduceSum", grad, axes, keepdims=1, noop_with_empty_axes=1, result=result)
         return self.squeeze(total, list(range(lead)))
+
+
+def _swapped(rank: int) -> list[int]:
+    return [*range(rank - 2), rank - 1, rank - 2]
 
 
 def _padded(shape: Shape, rank: int) -> Shape:

@@ -53,8 +53,8 @@ def _dearer(ctx: Context, factor: Value, *others: Value) -> bool:
 
     Attention's weights are: length × length, where the others are length × size of a head.
     """
-    made, sizes = ctx.maker(factor), [value.type.elements for value in (factor, *others)]
-    if made is not None and made.op_type == "Transpose":
+    sizes = [value.type.elements for value in (factor, *others)]
+    if ctx.before_swap(factor) is not None:
         return False
     known = [size for size in sizes if size is not None]
     return len(known) == len(sizes) and known[0] > sum(known[1:])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import itertools
 
-from helpers.gradients import check, draw, single
+import pytest
+from onnx import TensorProto, helper
+
+from helpers.gradients import check, draw, model_of, single
 
 SHAPES = [
     ((2, 3), (3, 4)),
@@ -40,3 +43,28 @@ def test_gemm(trans_a: int, trans_b: int, bias: tuple[int, ...] | None) -> None:
         beta=1.5,
     )
     check(made)
+
+
+PERMS = [list(p) for n in (2, 3, 4) for p in itertools.permutations(range(n))]
+TRANSPOSED = [("Gemm", p) for p in ([0, 1], [1, 0], None)] + [("MatMul", p) for p in (*PERMS, None)]
+
+
+@pytest.mark.parametrize(("op", "perm"), TRANSPOSED, ids=str)
+@pytest.mark.parametrize("slot", [0, 1])
+@pytest.mark.parametrize("other", [1, 3])
+def test_a_transpose_ahead_of_a_product_is_read_with_its_axes(
+    op: str, perm: list[int] | None, slot: int, other: int
+) -> None:
+    """All sizes alike, so that a transposition too many shows in the numbers alone; beside a
+    factor so small that copying it is cheaper, as in attention, and beside one of the same size."""
+    rank = len(perm or [0, 1])
+    turned = op == "Gemm" and slot == 0
+    last = [other, 3] if slot or turned else [3, other]
+    sides = ["b", "t"] if slot else ["t", "b"]
+    axes, flags = {"perm": perm} if perm else {}, {"transB": 1} if op == "Gemm" else {}
+    nodes = [
+        helper.make_node("Transpose", ["a"], ["t"], name="turn", **axes),
+        helper.make_node(op, sides, ["y"], name="product", **flags),
+    ]
+    feeds = {"a": draw([3] * rank, 1), "b": draw([*[3] * (rank - 2), *last], 2)}
+    check(model_of(nodes, feeds, {"y": TensorProto.DOUBLE}))

@@ -25,8 +25,13 @@ from typing import TYPE_CHECKING, NoReturn
 from memplan.errors import MemplanError, RuntimeUnavailableError, UsageError
 from memplan.processes.child import started
 from memplan.processes.scratch import scratch_folder
-from memplan_cli.failures import reserve_standard_files
 from memplan_cli.signals import TERMINATING
+from memplan_cli.standard_files import (
+    STDERR,
+    reserve_standard_files,
+    whole_stream,
+    write_whole,
+)
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
@@ -120,7 +125,7 @@ class _OfThisThread(io.BytesIO):
         """See the class."""
         if threading.current_thread() is threading.main_thread():
             return super().write(data)
-        return os.write(2, bytes(data))
+        return write_whole(STDERR, data)
 
 
 class _Kept(io.TextIOWrapper):
@@ -151,14 +156,6 @@ def _leave(code: int) -> NoReturn:
         with suppress(AttributeError, ValueError, OSError):  # none, closed, or full
             stream.flush()
     os._exit(code)
-
-
-class _Shared(io.TextIOWrapper):
-    """A stream that stays open for others, whoever closes it."""
-
-    def close(self) -> None:
-        """See the class."""
-        self.flush()
 
 
 def main(path: str, out: str, *arguments: str) -> NoReturn:
@@ -203,6 +200,4 @@ def users_streams() -> Iterator[None]:
 
 def _put_standard_files_back() -> None:
     reserve_standard_files()
-    sys.stdout = sys.stderr = _Shared(
-        os.fdopen(2, "wb", closefd=False), errors="backslashreplace", line_buffering=True
-    )
+    sys.stdout = sys.stderr = whole_stream(STDERR, errors="backslashreplace")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 
 import click
 
 from memplan.units import printable
+from memplan_cli.standard_files import STDERR, silence
 
 # What the system refuses whoever asks: full or failing disks, closed files, too many files.
 _SYSTEM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EBADF}
@@ -26,30 +25,6 @@ def tell(message: str, hint: str = "") -> None:
             click.echo(f"hint: {_on_one_line(hint)}", err=True)
     except OSError:  # nobody can be told; the exit code is what is left
         silence(STDERR)
-
-
-STDOUT, STDERR = 1, 2
-
-
-def silence(number: int) -> None:
-    """Let what is still buffered for stdout or stderr go nowhere: it must not fail once more when
-    the interpreter ends."""
-    with suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-
-
-def reserve_standard_files() -> None:
-    """Let numbers 0 to 2 stand for no other file where stdin, stdout or stderr was closed.
-
-    Writing to a stdout that was closed fails, as it should.
-    """
-    for number in (0, STDOUT, STDERR):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDONLY)  # the lowest number that is free
-            if number == STDOUT:
-                sys.stdout = os.fdopen(number, "w", closefd=False)
 
 
 def refused_by_system(error: BaseException) -> tuple[str, str] | None:

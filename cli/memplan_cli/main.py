@@ -16,17 +16,15 @@ from memplan.errors import EXIT_BUG, EXIT_ENVIRONMENT, EXIT_USAGE, MemplanError
 from memplan_cli.apart import run_apart, runs_apart
 from memplan_cli.command import SETTINGS, HelpContext
 from memplan_cli.configuration import source_of_defaults
-from memplan_cli.failures import (
-    STDOUT,
-    is_interrupt,
-    refused_by_system,
-    reserve_standard_files,
-    show_traceback,
-    silence,
-    tell,
-)
+from memplan_cli.failures import is_interrupt, refused_by_system, show_traceback, tell
 from memplan_cli.shared_options import emit
 from memplan_cli.signals import TERMINATING, raise_lost_interrupts_again
+from memplan_cli.standard_files import (
+    STDOUT,
+    reserve_standard_files,
+    silence,
+    write_standard_files_whole,
+)
 
 # What shells expect of a program that a signal ends: 128 + SIGHUP, SIGINT, SIGPIPE, SIGTERM.
 EXIT_HUNG_UP = 129
@@ -216,6 +214,7 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 def run() -> None:
     """The console script."""
     reserve_standard_files()
+    write_standard_files_whole()
     for number in TERMINATING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _terminate)

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from memplan.errors import UsageError
 from memplan.ir.roles import Role
+from memplan.processes.locks import require_free
 from memplan.proto.write import check_output, followed, made_beside, put, spare
 from memplan.runtime.archive import (
     BFLOAT16,
@@ -93,13 +94,15 @@ def save_checkpoint(
         files: those of the model, which are never overwritten.
 
     Raises:
-        UsageError: it cannot be written; what was there is as it was.
+        UsageError: it cannot be written, or a run of another process has it; what was there is as
+            it was.
         TrainingError: the state is not finite, and the checkpoint that is there is; it stays.
     """
     target = Path(path)
     check_output(target, force=True)
     spare([target], files, "is a file of the model")
     target = followed(target)
+    require_free(target)
     keep_finite(target, {n: v for n, v in state.items() if n in renewed}, about.steps, _ABOUT)
 
     def seal(arrays: str) -> tuple[str, Array]:

@@ -45,7 +45,8 @@ def check_log(path: Path, *, resumes: bool, checkpoint: bool, force: bool) -> No
 class TrainingLog:
     """Writes a row per step, which is in the file before the next step begins.
 
-    Numbers are written so that reading them gives the same bits.
+    Numbers are written so that reading them gives the same bits. The file is as it was until
+    :meth:`begin`: a run that is refused changes nothing.
 
     Args:
         path: a ``.csv``, ``.json`` or ``.jsonl`` file (of the latter two, an object per line).
@@ -77,12 +78,23 @@ class TrainingLog:
         self._metrics = tuple(metrics)
         self._fields = (*_FIELDS, *self._metrics)
         self._head = _row(self._fields) if self._csv else ""
-        kept = self._rows_until(resumed, force) if resumed is not None and path.exists() else ""
-        write_atomically(path, (self._head + kept).encode(), force=True)
-        try:
-            self._stream: IO[str] = self.path.open("a", encoding="utf-8", newline="")
-        except OSError as error:
-            raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+        self._kept = self._rows_until(resumed or 0, force) if resumes and path.exists() else ""
+        self._stream: IO[str] | None = None
+
+    def begin(self) -> IO[str]:
+        """Bring the file to what the run goes on from, if that has not been done, and open it.
+
+        Raises:
+            UsageError: the system refuses.
+        """
+        if self._stream is None:
+            write_atomically(self.path, (self._head + self._kept).encode(), force=True)
+            self._kept = ""
+            try:
+                self._stream = self.path.open("a", encoding="utf-8", newline="")
+            except OSError as error:
+                raise UsageError(f"{self.path} cannot be written: {error.strerror}") from None
+        return self._stream
 
     def _rows_until(self, step: int, force: bool) -> str:
         """The rows of steps up to ``step`` that are whole, as they stand.
@@ -137,15 +149,17 @@ class TrainingLog:
             row = _row(["" if v is None else repr(v) for v in values.values()])
         else:
             row = json.dumps(values) + "\n"
+        stream = self.begin()
         try:
-            self._stream.write(row)
-            self._stream.flush()
+            stream.write(row)
+            stream.flush()
         except OSError as error:
             raise UsageError(f"{self.path} cannot be written: {error.strerror}") from None
 
     def close(self) -> None:
         """Close the file."""
-        self._stream.close()
+        if self._stream is not None:
+            self._stream.close()
 
 
 def _text(path: Path, force: bool = False) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ from typing import Any
 from memplan.api.rewrite_options import settle
 from memplan.api.state_modes import parse_state
 from memplan.errors import MemplanError, TrainingError, UsageError
+from memplan.processes.locks import kept
 from memplan.proto.paths import as_path
-from memplan.proto.write import check_output, keep_apart
+from memplan.proto.write import check_output, followed, keep_apart
 from memplan.runtime.resident_set import GrowthMeter, ProcessGrowth
 from memplan.training.batches import Batches, load_data
 from memplan.training.initial import RANDOM
@@ -196,13 +197,15 @@ def run(
         ModelError, UsageError, RuntimeUnavailableError: see :class:`Trainer`.
         TrainingError: the loss is not a number, or the last state.
 
-    Whatever ends the run, a checkpoint that was asked for is written first, if the state is that
-    after a whole step and no checkpoint that is finite would be replaced by one that is not.
+    Whatever ends the run, a checkpoint that was asked for is written first, if this run has taken a
+    step, the state is that after a whole one and no checkpoint that is finite would be replaced by
+    one that is not. Checkpoint and log are this run's until it ends, and as they were if it is
+    refused.
     """
     file = as_path(path)
     _check(file, options, force)
     meter = GrowthMeter()
-    with closing(_trainer(file, options, dims, begin)) as trainer:
+    with _files_kept(options), closing(_trainer(file, options, dims, begin)) as trainer:
         meter.loaded()
         resumed = trainer.steps
         batches, told = _batches(trainer, options, dims or {})
@@ -254,6 +257,20 @@ def _check(path: Path, options: TrainOptions, force: bool) -> None:
         check_output(options.export_forward, force)
     if options.log is not None:
         check_log(options.log, resumes=options.resume, checkpoint=_goes_on(options), force=force)
+
+
+@contextmanager
+def _files_kept(options: TrainOptions) -> Iterator[None]:
+    """Keep checkpoint and log from other runs.
+
+    Raises:
+        UsageError: another run has one of them.
+    """
+    with ExitStack() as stack:
+        for path in (options.checkpoint, options.log):
+            if path is not None:
+                stack.enter_context(kept(followed(path)))
+        yield
 
 
 def _trainer(
@@ -365,6 +382,8 @@ def _steps(
     except BaseException as error:
         keeper.at_failure(error)
         raise
+    if log is not None:
+        log.begin()
     keeper.at_end()
     return reports, keeper.problems
 
@@ -374,7 +393,7 @@ class _Keeper:
     as it was, and the next is tried."""
 
     def __init__(self, trainer: Trainer, options: TrainOptions) -> None:
-        self.trainer = trainer
+        self.trainer, self.begun = trainer, trainer.steps
         self.path, self.every = options.checkpoint, options.checkpoint_every
         self.saved = -1
         self.problems: list[str] = []
@@ -401,8 +420,9 @@ class _Keeper:
             self._save(self.path)
 
     def at_failure(self, error: BaseException) -> None:
-        """The same where an error has ended the run, which says what is left behind."""
-        if self.path is None:
+        """The same where an error has ended the run, which says what is left behind. A run without
+        a step leaves nothing: what it was refused for may be the very checkpoint."""
+        if self.path is None or self.trainer.steps == self.begun:
             return
         try:
             self.at_end()

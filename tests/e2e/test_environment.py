@@ -43,6 +43,16 @@ def test_stdout_on_a_full_disk(tmp_path: Path, command: str) -> None:
     assert_refused(shell(tmp_path, f"memplan {command} > /dev/full"), EXIT_ENVIRONMENT, *words)
 
 
+@pytest.mark.parametrize("command", ["analyze model.onnx --format json", "rewrite -h"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_stdout_that_takes_a_part(tmp_path: Path, command: str, unbuffered: str) -> None:
+    """As a disk that fills up midway: unbuffered Python takes no notice of how much was written."""
+    line = f"export PYTHONUNBUFFERED={unbuffered}; ulimit -f 1; memplan {command} > out.txt"
+    done = shell(tmp_path, line)
+    assert_refused(done, EXIT_ENVIRONMENT, "File too large")
+    assert (tmp_path / "out.txt").stat().st_size == 1024
+
+
 def test_stdout_that_is_closed(tmp_path: Path) -> None:
     done = shell(tmp_path, "memplan analyze model.onnx >&-")
     assert_refused(done, EXIT_ENVIRONMENT, "output is closed")

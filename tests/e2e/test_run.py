@@ -20,11 +20,12 @@ import pytest
 from helpers.commands import integers_end_in_bytes, succeeded
 from helpers.networks import batches, training_step
 from helpers.processes import eventually
-from helpers.refusals import assert_refused
+from helpers.refusals import assert_harmless, assert_refused
 from helpers.running import Memplan
 from memplan.errors import EXIT_FINDING, EXIT_MODEL, EXIT_USAGE, UsageError
 from memplan.training.telling import StepReport
 from memplan.training.train import TrainOptions, run
+from memplan.training.trainer import Trainer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ort]
 
@@ -141,6 +142,59 @@ def test_a_run_goes_on_as_if_it_had_not_ended(inside: Memplan, tmp_path: Path) -
         succeeded(inside(*RUN, "--steps", steps, *again))
     assert losses(tmp_path / "run.csv") == losses(tmp_path / "whole.csv")
     assert (tmp_path / "run.npz").read_bytes() == (tmp_path / "whole.npz").read_bytes()
+
+
+def test_a_refused_run_changes_nothing(inside: Memplan, tmp_path: Path) -> None:
+    files = ("--log", "run.csv", "--checkpoint", "run.npz")
+    succeeded(inside(*RUN, "--steps", "2", *files))
+    early = (tmp_path / "run.npz").read_bytes()
+    succeeded(inside(*RUN, "--steps", "4", *files, "--resume"))
+    (tmp_path / "run.npz").write_bytes(early)
+    refused = (
+        ("--resume", "--seed", "8"),
+        ("--resume", "--batch", "7"),
+        ("--resume", "--lr", "1e39"),
+        ("--force", "--hyper", "rate=1"),
+        ("--force", "--weights-file", "data.npz"),
+    )
+    for arguments in refused:
+        assert_harmless(inside, tmp_path, EXIT_USAGE, (), *RUN, *files, *arguments)
+    # One that fails in its first step: there is nothing new to keep.
+    with np.load(tmp_path / "data.npz") as data:
+        np.savez(tmp_path / "bad.npz", **dict(data) | {"x": np.full_like(data["x"], np.nan)})
+    bad = ("run", STEP, "--data", "bad.npz", *files, "--force")
+    assert_harmless(inside, tmp_path, EXIT_FINDING, ("step 1 is nan",), *bad)
+
+
+@pytest.mark.parametrize("shared", ["log", "checkpoint"])
+def test_a_file_of_a_run_that_goes_on_is_refused(
+    shared: str, inside: Memplan, tmp_path: Path
+) -> None:
+    files = {"log": "run.csv", "checkpoint": "run.npz"}
+    endless = ("--steps", "1000000", "--log", "run.csv", "--checkpoint", "run.npz")
+    saved = tmp_path / files["checkpoint"]
+    first = subprocess.Popen(command(*RUN, *endless, "--checkpoint-every", "3"), cwd=tmp_path)
+    try:
+        assert eventually(saved.exists)
+        (tmp_path / "link.csv").symlink_to(files["log"])
+        mine = {"log": "other.csv", "checkpoint": "other.npz"} | {shared: files[shared]}
+        words = f"{files[shared]} is in use by another run"
+        second = (*RUN, "--steps", "2", "--log", mine["log"], "--checkpoint", mine["checkpoint"])
+        assert_refused(inside(*second, "--force"), EXIT_USAGE, words)
+        linked = (*RUN, "--steps", "2", "--log", "link.csv", "--force")
+        assert_refused(inside(*linked), EXIT_USAGE, "run.csv is in use")
+        trainer = Trainer(tmp_path / STEP)
+        with pytest.raises(UsageError, match=r"run\.npz is in use by another run"):
+            trainer.save(saved)
+        trainer.close()
+    finally:
+        first.terminate()
+        first.wait()
+    rows = losses(tmp_path / "run.csv")
+    assert rows[0].startswith("1 ")
+    with np.load(saved) as checkpoint:
+        assert checkpoint["step"] == len(rows) + 1
+    assert not list(tmp_path.glob(".memplan*"))
 
 
 def command(*arguments: str) -> list[str]:

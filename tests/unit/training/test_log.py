@@ -19,6 +19,7 @@ def rows(*steps: int) -> str:
 
 def resumed(path: Path, step: int, *metrics: str, force: bool = False) -> TrainingLog:
     log = TrainingLog(path, step, force=force, metrics=metrics)
+    log.begin()
     log.close()
     return log
 
@@ -114,3 +115,11 @@ def test_columns_of_metrics_are_part_of_a_log(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="line 1 is none of its rows"):
         TrainingLog(path, 1, metrics=["recall"])
     assert path.read_text() == before
+
+
+def test_a_log_is_as_it_was_until_its_run_begins(tmp_path: Path) -> None:
+    path = tmp_path / "run.csv"
+    path.write_text(HEAD + rows(1, 2, 3))
+    for log in (TrainingLog(path, 1), TrainingLog(path, force=True)):
+        log.close()
+        assert path.read_text() == HEAD + rows(1, 2, 3)

@@ -1,0 +1,36 @@
+"""What goes to stdout and stderr goes out whole, or fails."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+import pytest
+
+from memplan_cli.standard_files import whole_stream
+
+LARGE = "\n".join(f"line {k}" for k in range(60_000))
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pipes that do not block")
+
+
+def test_a_pipe_that_does_not_block_gets_all_of_it() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    found: list[bytes] = []
+
+    def read() -> None:
+        while data := os.read(reader, 1 << 16):
+            found.append(data)
+
+    thread = threading.Thread(target=read)
+    stream = whole_stream(writer)
+    thread.start()
+    stream.write(LARGE)
+    stream.close()  # which leaves the file open
+    os.write(writer, b"!")
+    os.close(writer)
+    thread.join()
+    os.close(reader)
+    assert b"".join(found).decode() == LARGE + "!"

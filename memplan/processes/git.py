@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,11 +91,21 @@ class Repository:
         return self._line("rev-parse", "--is-shallow-repository") == "true"
 
     def path_of(self, file: Path) -> str | None:
-        """The path of ``file`` in the repository; None where it lies outside."""
-        real = os.path.join(os.path.realpath(file.parent), file.name)
-        path = os.path.relpath(real, self.root)
-        outside = path == os.pardir or path.startswith(os.pardir + os.sep) or os.path.isabs(path)
-        return None if outside else path.replace(os.sep, "/")
+        """The path of ``file`` in the repository; None where it lies outside.
+
+        Links on the way to the repository are followed, those in it are not: another commit may
+        have others there. So the path may hold ``..``, of what they lead to.
+        """
+        left = deque(file.relative_to(file.anchor).parts)
+        place = os.path.realpath(file.anchor or os.curdir)
+        while left and left[0] == os.pardir:
+            left.popleft()
+            place = os.path.dirname(place)
+        while not Path(place).is_relative_to(self.root):
+            if not left:
+                return None
+            place = os.path.realpath(os.path.join(place, left.popleft()))
+        return "/".join((*Path(place).relative_to(self.root).parts, *left))
 
     def blobs(self, commit: str, paths: Iterable[str]) -> dict[str, Blob]:
         """What ``commit`` has at these paths, folders and what does not exist left out."""

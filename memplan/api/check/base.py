@@ -15,7 +15,8 @@ from __future__ import annotations
 import hashlib
 import posixpath
 import re
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +34,9 @@ from memplan.proto.paths import file_problem, read_bytes
 from memplan.proto.read import parse_file
 from memplan.units import printable
 
-_MOST_LINKS = 8
+_MOST_LINKS = 40  # as Linux follows
+_MOST_PARTS = 1000
+_LONGEST_TARGET = 4096
 _LOCAL_NAME = "memplan-base.onnx"
 _LARGEST_STAND_IN = 1 << 50
 _POINTER = re.compile(
@@ -79,15 +82,22 @@ class BaseModels:
 
     def look_at(self, files: Iterable[Path]) -> None:
         """Ask git for several files at once, which is quicker than one by one."""
-        paths = (self.repository.path_of(file) for file in files)
-        names = {part for path in paths if path for part in (path, *_folders(path))}
-        self._blobs |= self.repository.blobs(self.commit.commit, names - self._looked_at)
+        self._look_up({path for path in map(self.repository.path_of, files) if path})
+
+    def _look_up(self, paths: Collection[str]) -> None:
+        """Learn what stands at these paths and above them, as far as no link is followed."""
+        names = {name for path in paths for name in (path, *_folders(path))} - self._looked_at
+        plain = {name for name in names if not {"", ".", ".."} & set(name.split("/"))}
+        self._blobs |= self.repository.blobs(self.commit.commit, plain)
         self._looked_at |= names
 
     def has(self, file: Path) -> bool:
         """Whether the base has something at that path."""
         path = self.repository.path_of(file)
-        return path is not None and path in self._blobs
+        try:
+            return path is not None and self._resolved(path) is not None
+        except BaseProblem:
+            return True
 
     def current(
         self, file: Path, path: str, binding: Binding, now: Current | None
@@ -135,25 +145,47 @@ class BaseModels:
                     left.unlink()
 
     def _resolved(self, place: str) -> tuple[str, Blob] | None:
-        """The file that stands at a path or that a link there leads to."""
-        for _ in range(_MOST_LINKS):
-            for parent in _folders(place):
-                above = self._blobs.get(parent)
-                if above is not None and above.is_submodule:
-                    raise BaseProblem(
-                        f"it lies in the submodule {printable(parent)}, whose files are not in "
-                        "this repository",
-                        "run memplan check --base inside the submodule",
-                    )
-            blob = self._blobs.get(place)
-            if blob is None or not blob.is_link:
-                return None if blob is None else (place, blob)
-            target = self.repository.content(blob).decode(errors="surrogateescape")
-            place = posixpath.normpath(posixpath.join(posixpath.dirname(place), target))
-            if place.startswith(("/", "..")):
-                break
-            self.look_at([self.repository.root / place])
-        raise BaseProblem("there it is a link that leads out of what is committed")
+        """The file that stands at a path, and its path behind all links: to folders, too, and as
+        the base has them."""
+        at, left, links, parts = list[str](), deque(place.split("/")), 0, 0
+        while left:
+            part, parts = left.popleft(), parts + 1
+            if parts > _MOST_PARTS:
+                raise _leads_nowhere()
+            if part in ("", "."):
+                continue
+            if part == "..":
+                if not at:
+                    raise _leads_nowhere()
+                at.pop()
+                continue
+            at.append(part)
+            path = "/".join(at)
+            self._look_up({path, "/".join((path, *left))})
+            blob = self._blobs.get(path)
+            if blob is None:  # a folder, or nothing
+                continue
+            if blob.is_submodule:
+                raise BaseProblem(
+                    f"it lies in the submodule {printable(path)}, whose files are not in this "
+                    "repository",
+                    "run memplan check --base inside the submodule",
+                )
+            if not blob.is_link:
+                return None if left else (path, blob)
+            links += 1
+            target = self._target(blob) if links <= _MOST_LINKS else "/"
+            if target.startswith("/") or "\0" in target:
+                raise _leads_nowhere()
+            at.pop()
+            left.extendleft(reversed(target.split("/")))
+        return None
+
+    def _target(self, link: Blob) -> str:
+        """Where a link leads; what is no path leads out of everything."""
+        if link.nbytes > _LONGEST_TARGET:
+            return "/"
+        return self.repository.content(link).decode(errors="surrogateescape")
 
     def _fetch(self, place: str, blob: Blob, local: Path) -> None:
         """Write a file of the base to ``local``."""
@@ -184,7 +216,6 @@ class BaseModels:
                     stream.truncate(min(nbytes, _LARGEST_STAND_IN))
                 continue
             beside = posixpath.join(posixpath.dirname(place), location)
-            self.look_at([self.repository.root / beside])
             found = self._resolved(beside)
             if found is None:
                 raise BaseProblem(f"its weights in {printable(location)} are not committed there")
@@ -249,6 +280,10 @@ def _same(file: Path, blob: Blob) -> bool:
     return digest.hexdigest() == blob.oid
 
 
+def _leads_nowhere() -> BaseProblem:
+    return BaseProblem("there it is a link that leads out of what is committed, or in a circle")
+
+
 def _folders(path: str) -> list[str]:
     """``a`` and ``a/b`` of ``a/b/c``."""
     parts = path.split("/")
@@ -261,7 +296,7 @@ def _leads_out(location: object) -> bool:
     if not isinstance(location, str) or "\0" in location:  # protobuf hands out what is not UTF-8
         return True
     path = posixpath.normpath(location.replace("\\", "/"))
-    return path.startswith(("/", "..")) or ":" in path
+    return path.startswith("/") or path.split("/")[0] == ".." or ":" in path
 
 
 def _end(tensor: onnx.TensorProto) -> int:

@@ -206,6 +206,54 @@ def test_links_are_followed_inside_the_repository(memplan: Memplan, project: Pat
     assert "leads out of what is committed" in done.stderr
 
 
+LARGER = "227 KiB -> 275 KiB"
+
+
+def test_links_of_the_base_are_its_own(memplan: Memplan, project: Path) -> None:
+    """What a folder or a file leads to today says nothing about where it led."""
+    for name, layers in (("v1", 4), ("v2", 5)):
+        (project / name).mkdir()
+        onnx.save(step(layers=layers), project / name / "x.onnx")
+    (project / "models").symlink_to("v1")
+    (project / "deep").mkdir()
+    (project / "deep/chain").symlink_to("../models/../models")
+    (project / "..dots.onnx").symlink_to("v1/x.onnx")
+    shutil.copy(project / "v1/x.onnx", project / "v1/..dots.onnx")
+    commit(project)
+    (project / "models").unlink()
+    (project / "models").symlink_to("v2")
+    for path in ("models/x.onnx", "deep/chain/x.onnx", "deep/../models/x.onnx"):
+        done = memplan("check", "--base", "HEAD", path)
+        assert (done.returncode, LARGER in done.stdout) == (1, True), done.stdout + done.stderr
+    done = memplan("check", "--base", "HEAD", "..dots.onnx", "v1/..dots.onnx")
+    assert (done.returncode, done.stderr) == (0, "")
+    # A folder in place of the link, at a path that leads to the repository from outside.
+    (project / "models").unlink()
+    (project / "models").mkdir()
+    onnx.save(step(layers=5), project / "models/x.onnx")
+    (project.parent / "outside").symlink_to(project)
+    for path in ("models/x.onnx", project.parent / "outside/models/x.onnx"):
+        done = memplan("check", "--base", "HEAD", path)
+        assert (done.returncode, LARGER in done.stdout) == (1, True), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("target", ["/", "..", "../..", "models", "a/../../x", "/etc", "round"])
+def test_a_folder_of_the_base_that_leads_nowhere_is_refused(
+    memplan: Memplan, project: Path, target: str
+) -> None:
+    (project / "models").symlink_to(target)
+    (project / "round").symlink_to("models")
+    commit(project)
+    (project / "models").unlink()
+    (project / "models").mkdir()
+    onnx.save(step(), project / "models/x.onnx")
+    done = memplan("check", "--base", "HEAD", "models/x.onnx")
+    assert done.returncode == 3
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("error: models/x.onnx at the base, ")
+    assert said.endswith("a link that leads out of what is committed, or in a circle")
+
+
 @pytest.mark.parametrize("pointer", [False, True])
 def test_weights_in_other_files_need_not_be_fetched(
     memplan: Memplan, project: Path, pointer: bool

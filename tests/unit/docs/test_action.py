@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,31 +26,36 @@ def run_check(folder: Path, **given: str) -> tuple[subprocess.CompletedProcess[s
     """The step ``check`` with some inputs, in ``folder``; and the folder of what it wrote."""
     temp = folder.parent / "temp"
     (temp / "memplan-venv/bin").mkdir(parents=True, exist_ok=True)
-    program = temp / "memplan-venv/bin/memplan"
-    program.write_text(
-        f"#!{sys.executable} -P\nfrom memplan_cli.main import run\nrun()\n", encoding="utf-8"
-    )
-    program.chmod(0o755)
-    python = program.with_name("python")
-    if not python.exists():
-        python.symlink_to(sys.executable)
+    for name, text in {
+        "memplan": "from memplan_cli.main import run\nrun()\n",
+        "python": f'#!/bin/sh\nexec {sys.executable} "$@"\n',
+    }.items():
+        (temp / "memplan-venv/bin" / name).write_text(text, encoding="utf-8")
+        (temp / "memplan-venv/bin" / name).chmod(0o755)
     (check,) = (s for s in ACTION["runs"]["steps"] if s.get("id") == "check")
     inputs = {name: value["default"] for name, value in ACTION["inputs"].items()} | given
     values = {f"inputs.{name}": value for name, value in inputs.items()}
+    asked = {name: values[EXPRESSION.fullmatch(v)[1]] for name, v in check["env"].items()}  # type: ignore[index]
+    asked |= {name: value for name, value in given.items() if name.isupper()}
+    return run_step(check, folder, temp, asked), temp
+
+
+def run_step(
+    step: Mapping[str, Any], folder: Path, temp: Path, asked: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """A step as GitHub runs it, in ``folder``."""
     environment = {
         **{name: value for name, value in os.environ.items() if name not in OF_A_HOOK},
         "RUNNER_TEMP": str(temp),
         "GITHUB_STEP_SUMMARY": str(temp / "summary.md"),
         "GITHUB_OUTPUT": str(temp / "output"),
         "GITHUB_ACTIONS": "true",
-        **{name: values[EXPRESSION.fullmatch(v)[1]] for name, v in check["env"].items()},  # type: ignore[index]
-        **{name: value for name, value in given.items() if name.isupper()},
+        **asked,
     }
-    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", check["run"]]
-    done = subprocess.run(
+    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+    return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
-    return done, temp
 
 
 def outputs(temp: Path) -> Mapping[str, str]:
@@ -132,6 +138,42 @@ def test_further_options_come_one_per_line(topic: Path) -> None:
     done, _ = run_check(topic, models="step.onnx", base="HEAD", args="--max-peak\n1kB\n")
     assert done.returncode == 1
     assert "(--max-peak)" in done.stdout
+
+
+OF_A_CHECKOUT = ("json", "logging", "venv", "ensurepip", "pip", "memplan", "onnx", "numpy")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["module", "package"])
+def test_no_module_of_the_checkout_is_run(topic: Path, kind: str, tmp_path: Path) -> None:
+    """Not by the steps, nor by the children of memplan; whatever the workflow sets."""
+    for name in (*OF_A_CHECKOUT, "sitecustomize", "usercustomize"):
+        file = topic / (f"{name}.py" if kind == "module" else f"{name}/__init__.py")
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"open({str(tmp_path / 'owned')!r}, 'a').write('{name} ')\n")
+    wheel = package(tmp_path)
+    variables = {"PYTHONPATH": ".", "PYTHONSTARTUP": "json.py"}
+    install, _ = ACTION["runs"]["steps"]
+    source = {"MEMPLAN_SOURCE": str(wheel), **variables}
+    done = run_step(install, topic, tmp_path / "install", source)
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "install").rglob("memplan_of_a_test.py"))
+    done, temp = run_check(topic, models="step.onnx", GITHUB_BASE_REF="main", **variables)
+    assert done.returncode == 1, done.stderr
+    assert outputs(temp)["regressed"] == "1"
+    assert not (tmp_path / "owned").exists(), (tmp_path / "owned").read_text()
+
+
+def package(folder: Path) -> Path:
+    """A wheel that needs nothing, to stand for memplan."""
+    file, about = folder / "memplan_of_a_test-1-py3-none-any.whl", "memplan_of_a_test-1.dist-info"
+    with zipfile.ZipFile(file, "w") as wheel:
+        wheel.writestr("memplan_of_a_test.py", "")
+        named = "Metadata-Version: 2.1\nName: memplan-of-a-test\nVersion: 1\n"
+        wheel.writestr(f"{about}/METADATA", named)
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}/RECORD", "")
+    return file
 
 
 def test_the_hook_is_a_command_that_exists() -> None:

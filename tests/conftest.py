@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from helpers import cuda_stub as stub
+from helpers.processes import HANG_SECONDS
 from helpers.running import Memplan, runner
 
 FOLDER = Path(__file__).parent
@@ -102,7 +103,7 @@ def program(tmp_path: Path) -> Memplan:
             text=True,
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
-            timeout=300,
+            timeout=HANG_SECONDS,
         )
 
     return run

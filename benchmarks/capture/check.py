@@ -2,6 +2,7 @@
 
     python -m benchmarks.capture.check pieces --json benchmarks/results/capture_check.json
     python -m benchmarks.capture.check networks --road grad --limit 40 --json ...
+    python -m benchmarks.capture.check pieces --against benchmarks/results/capture_check.json
 
 ``pieces``: the training code of ``benchmarks/nets/code.py``. ``networks``: those of
 torchvision, timm and transformers in ``benchmarks/nets/libraries.py``, as far as they are
@@ -12,6 +13,8 @@ float32 is given, too; *rounding* is what is off by more, and by as much in PyTo
 are a millionth off. A step that the check refuses is captured without it for that, which tells a
 false alarm. Steps that draw are held against PyTorch by the check alone, which feeds the draws.
 Rows of earlier runs stay unless they are made anew; what was not reached is listed as not run.
+With ``--against`` another record, as of another version of PyTorch, what differs from it is said,
+and the exit code is 1 if anything does.
 """
 
 from __future__ import annotations
@@ -366,6 +369,26 @@ def unreached(found: Mapping[tuple[object, ...], Row]) -> Iterator[Row]:
                     yield {"part": part, "name": name, "road": road, "verdict": "not run"}
 
 
+def changes(found: Mapping[tuple[object, ...], Row], record: Path) -> list[str]:
+    """What was run and has another verdict than in ``record``, by the check or beside it, or
+    another road."""
+
+    def outcome(row: Row) -> str:
+        beside = row.get("independent", {}).get("verdict", "")
+        return ", ".join(filter(None, (row["verdict"], beside, row.get("via"))))
+
+    before = kept(record)
+    pairs = [
+        (key, before.get(key), row) for key, row in found.items() if row["verdict"] != "not run"
+    ]
+    return [
+        f"{' '.join(map(str, key))}: {outcome(old) if old else 'not there'} -> {outcome(new)} "
+        f"{new['words']}"
+        for key, old, new in pairs
+        if old is None or outcome(old) != outcome(new)
+    ]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Print every row, and write the record."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.capture.check")
@@ -375,6 +398,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, help="seconds for one capture")
     parser.add_argument("--missing", action="store_true", help="leave earlier rows as they are")
     parser.add_argument("--json", type=Path, help="the record")
+    parser.add_argument("--against", type=Path, help="a record to compare with")
     options = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     found = {k: row for k, row in kept(options.json).items() if row["verdict"] != "not run"}
@@ -385,7 +409,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             if options.json is not None:
                 command = "python -m benchmarks.capture.check pieces networks"
                 write_record(options.json, command, [*found.values(), *unreached(found)])
-    return 0
+    changed = changes(found, options.against) if options.against is not None else []
+    for each in changed:
+        print(f"changed: {each}", file=sys.stderr)
+    return int(bool(changed))
 
 
 if __name__ == "__main__":

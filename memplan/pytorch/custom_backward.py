@@ -6,6 +6,7 @@ may return another gradient than it was given. PyTorch's forward graph holds nei
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -102,7 +103,7 @@ def noted(model: nn.Module) -> Iterator[list[CustomBackward]]:
 def _watched(note: Any) -> list[tuple[Any, str, Any]]:
     """What is replaced while a step is traced: place, name and what it is replaced by."""
     function: Any = torch.autograd.Function
-    apply = vars(function)["apply"]  # a class method of Python's, and of C from 2.14 on
+    apply = inspect.getattr_static(function, "apply")  # Python's class method; from 2.14 on, C's
 
     def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
         given = (*args, *kwargs.values())

@@ -2,24 +2,37 @@
 
 memplan stands on parts of PyTorch that are not public (AOTAutograd's joint graph, decompositions,
 the partitioner), and a minor version may change them. A newer one is not refused, as what is
-captured is held against PyTorch itself; it is named in a note, and where something fails.
+captured is held against PyTorch itself; it is named in a note, and where something fails. What
+fails in memplan's own code is told as that, never as the model's fault (:func:`own_failure`).
 """
 
 from __future__ import annotations
 
 import re
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
+from types import CodeType
 
 from memplan.errors import MemplanError, RuntimeUnavailableError
 
-OLDEST, NEWEST = (2, 13), (2, 14)
-"""Minor versions that ``capture`` was tried with: the first and the last."""
-NEWEST_SOLVED = (2, 13)
-"""The last that ``torch_solver`` was tried with."""
+OLDEST, NEWEST = (2, 13), (2, 15)
+"""Minor versions that memplan was tried with: the first and the last; so is the extra ``torch``."""
+TRIED = f"PyTorch {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
+REMEDY = f"pip install 'torch>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}'"
 _NEEDED = ("torch", "onnxscript")
+_PATH = re.compile(r" from '/[^']*'| \(/[^)]*\)")
+_ROOM = Path(__file__).parent
+_PYTHON = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
+_UNFIT = (AttributeError, ImportError, NameError, KeyError, AssertionError)
+"""What a part of PyTorch raises that is gone, or of another kind."""
+_OTHER_KIND = re.compile(
+    r"unexpected keyword|positional argument|object is not (callable|iterable)"
+)
+"""The same of a ``TypeError``; others may be of what the user hands to a function."""
 
 
 def require_torch() -> None:
@@ -37,23 +50,55 @@ def require_torch() -> None:
     minor = _minor()
     if minor is not None and minor < OLDEST:
         raise RuntimeUnavailableError(
-            f"capture needs PyTorch {_text(OLDEST)} or newer, and {_installed()} is installed",
-            f"pip install 'torch>={_text(OLDEST)}'",
+            f"capture needs PyTorch {OLDEST[0]}.{OLDEST[1]} or newer, and {_installed()} is "
+            "installed",
+            REMEDY,
         )
 
 
-def torch_notes(newest: tuple[int, int] = NEWEST) -> tuple[str, ...]:
+def torch_notes() -> tuple[str, ...]:
     """What to know where PyTorch is another version than those that memplan was tried with."""
     minor = _minor()
-    if minor is None or OLDEST <= minor <= newest:
+    if minor is None or OLDEST <= minor <= NEWEST:
         return ()
-    tried = " and ".join(sorted({_text(OLDEST), _text(newest)}))
-    return (f"memplan was tried with PyTorch {tried}, and {_installed()} is installed",)
+    return (f"memplan was tried with {TRIED}, and {_installed()} is installed",)
+
+
+def own_failure(error: BaseException) -> RuntimeUnavailableError | None:
+    """What to say of an error whose first cause was raised by memplan's own code, because a part of
+    PyTorch is gone or of another kind; None of others."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    unfit = isinstance(error, _UNFIT)
+    if not unfit and not (isinstance(error, TypeError) and _OTHER_KIND.search(str(error))):
+        return None
+    code, line = _raised_by(error)
+    if code is None or not Path(code.co_filename).is_relative_to(_ROOM):
+        return None
+    place = Path(code.co_filename).relative_to(_ROOM.parents[1]).as_posix()
+    return RuntimeUnavailableError(
+        f"memplan's own handle on PyTorch does not fit PyTorch {_installed()}: "
+        f"{_said(error)} ({place}:{line}); tried with {TRIED}",
+        REMEDY if torch_notes() else "this is a bug in memplan; -vv shows where",
+    )
+
+
+def _raised_by(error: BaseException) -> tuple[CodeType | None, int]:
+    """The innermost code that is not Python's own, as ``mock.patch`` is, and its line."""
+    found, line, trace = None, 0, error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        pythons = code.co_filename.startswith(_PYTHON) and "-packages" not in code.co_filename
+        if not pythons and not code.co_filename.startswith("<"):
+            found, line = code, trace.tb_lineno
+        trace = trace.tb_next
+    return found, line
 
 
 @contextmanager
-def named_in_failures(what: str, newest: tuple[int, int] = NEWEST) -> Iterator[None]:
-    """Say of an unexpected failure that memplan was not tried with this PyTorch.
+def named_in_failures(what: str) -> Iterator[None]:
+    """Say of an unexpected failure that it is memplan's, or that memplan was not tried with this
+    PyTorch.
 
     Raises:
         RuntimeUnavailableError: instead of an exception that is neither the user's nor the
@@ -64,13 +109,18 @@ def named_in_failures(what: str, newest: tuple[int, int] = NEWEST) -> Iterator[N
     except (MemplanError, OSError, MemoryError):
         raise
     except Exception as error:
-        notes = torch_notes(newest)
+        notes = torch_notes()
         if not notes:
             raise
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise RuntimeUnavailableError(
-            f"{what} failed with {said}; {notes[0]}", f"pip install 'torch=={_text(newest)}.*'"
+        raise own_failure(error) or RuntimeUnavailableError(
+            f"{what} failed with {_said(error)}; {notes[0]}", REMEDY
         ) from error
+
+
+def _said(error: BaseException) -> str:
+    """An error in one line, without paths of this machine."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return _PATH.sub("", text)[:200]
 
 
 def _installed() -> str:
@@ -85,7 +135,3 @@ def _minor() -> tuple[int, int] | None:
     """Major and minor; None where they are not known. Builds from source end in ``a0+git…``."""
     found = re.match(r"(\d+)\.(\d+)", _installed())
     return None if found is None else (int(found[1]), int(found[2]))
-
-
-def _text(minor: tuple[int, int]) -> str:
-    return f"{minor[0]}.{minor[1]}"

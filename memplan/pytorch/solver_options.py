@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from memplan.errors import RuntimeUnavailableError, UsageError
 from memplan.ops.cost import DEVICES
-from memplan.pytorch.installed_torch import NEWEST_SOLVED, torch_notes
+from memplan.pytorch.installed_torch import REMEDY, TRIED, torch_notes
 from memplan.units import SizeSpec, did_you_mean, parse_budget
 
 if TYPE_CHECKING:
@@ -94,8 +94,8 @@ def _solver_class() -> type[TorchSolver]:
 
         raise RuntimeUnavailableError(
             f"torch_solver does not know PyTorch {version('torch')}: {error}",
-            "it is tested with PyTorch 2.13: pip install 'torch==2.13.*'",
+            f"it was tried with {TRIED}: {REMEDY}",
         ) from error
-    for note in torch_notes(NEWEST_SOLVED):
+    for note in torch_notes():
         warnings.warn(note, stacklevel=3)
     return TorchSolver

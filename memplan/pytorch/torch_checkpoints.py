@@ -42,7 +42,7 @@ def marked_regions() -> Iterator[None]:
                 return function(*args)
 
     module: Any = torch.utils.checkpoint
-    called = next(name for name in reversed(_GENERATORS) if hasattr(module, name))
+    called = _GENERATORS[hasattr(module, _GENERATORS[1])]
     with preserve_node_meta(), ExitStack() as stack:
         for name, own in ((called, generator), ("CheckpointFunction", Reentrant)):
             stack.enter_context(mock.patch.object(module, name, own))

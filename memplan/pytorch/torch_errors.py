@@ -6,8 +6,8 @@ import re
 
 from torch import nn
 
-from memplan.errors import ModelError
-from memplan.pytorch.installed_torch import torch_notes
+from memplan.errors import MemplanError, ModelError
+from memplan.pytorch.installed_torch import own_failure, torch_notes
 from memplan.pytorch.places import raised_in
 
 _HINTS = (
@@ -69,14 +69,18 @@ def nothing_trained() -> ModelError:
     )
 
 
-def refusal(what: str, error: BaseException, model: nn.Module | None = None) -> ModelError:
-    """What torch refuses, with the module and the line of the user's code, as far as it tells.
+def refusal(what: str, error: BaseException, model: nn.Module | None = None) -> MemplanError:
+    """What torch refuses, with the module and the line of the user's code, as far as it tells; or
+    that it was memplan's own code which failed.
 
     Args:
         what: the beginning of the message.
         error: torch's.
         model: what was traced, for the names of its modules.
     """
+    own = own_failure(error)
+    if own is not None:
+        return own
     where = raised_in(error, model)
     said = reason_of(error)
     counted = "data-dependent" in said and any(

@@ -21,7 +21,7 @@ from torch._functorch.partitioners import default_partition
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
 from memplan.errors import ModelError
-from memplan.pytorch.installed_torch import NEWEST_SOLVED, named_in_failures
+from memplan.pytorch.installed_torch import named_in_failures
 from memplan.pytorch.solver_options import SolverOptions
 from memplan.pytorch.solver_plan import plan_joint
 from memplan.pytorch.solver_report import TorchReport
@@ -59,6 +59,7 @@ class TorchSolver(CustomPartitionerFn):
         text = f"{version('memplan')} {sorted(asdict(self.options).items())}"
         return f"memplan-{hashlib.sha256(text.encode()).hexdigest()}"
 
+    @named_in_failures("torch_solver")
     def backend(self, module: fx.GraphModule, inputs: list[Any]) -> Any:
         """The backend for ``torch.compile(model, backend=solver.backend)``."""
         # A cached pair of graphs would come without a plan, and so without a report.
@@ -78,7 +79,7 @@ class TorchSolver(CustomPartitionerFn):
             )
             return compiler(module, inputs)
 
-    @named_in_failures("torch_solver", NEWEST_SOLVED)
+    @named_in_failures("torch_solver")
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:

@@ -16,6 +16,7 @@ from helpers import odd_models as odd
 from helpers.commands import integers_end_in_bytes, succeeded
 from helpers.models import SAMPLES
 from helpers.odd_models import saved
+from helpers.processes import HANG_SECONDS
 from helpers.running import Memplan
 
 pytestmark = pytest.mark.e2e
@@ -115,7 +116,7 @@ def test_a_reader_that_goes_away(form: str, model: Path, tmp_path: Path) -> None
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait(timeout=60) == 141  # neither a finding nor a pass
+        assert process.wait(timeout=HANG_SECONDS) == 141  # neither a finding nor a pass
 
 
 @pytest.mark.parametrize("name", ["a b.onnx", "-x.onnx", "[bold]x[i].onnx", "\N{SNOWMAN}.onnx"])

@@ -16,6 +16,7 @@ import pytest
 from helpers.browser import CHROMIUM, node_package, told_by
 from helpers.networks import FAMILIES, batches, training_step
 from helpers.pages import DOCS, files, follow
+from helpers.processes import HANG_SECONDS
 from memplan import Trainer
 
 PACKAGE = node_package("onnxruntime-web")
@@ -122,9 +123,7 @@ def test_steps_of_other_networks_train_in_webassembly(
     Path("batches.json").write_text(json.dumps(said), encoding="utf-8")
     Path("steps.mjs").write_text(STEPS.replace("PACKAGE", str(PACKAGE)), encoding="utf-8")
     assert NODE is not None
-    done = subprocess.run(
-        [NODE, "steps.mjs"], capture_output=True, text=True, check=False, timeout=120
-    )
+    done = subprocess.run([NODE, "steps.mjs"], capture_output=True, text=True, timeout=HANG_SECONDS)
     assert done.returncode == 0, done.stderr[-2000:]
     trainer = Trainer("training.onnx")
     expected = [trainer.step(batch) for batch in data]

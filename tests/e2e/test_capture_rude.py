@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from helpers.processes import HANG_SECONDS, as_from_a_terminal, eventually
 from helpers.refusals import assert_refused
 from helpers.running import Memplan
 from memplan.errors import EXIT_ENVIRONMENT, EXIT_USAGE
@@ -150,18 +150,16 @@ def test_another_folder_mask_device_and_stdout_do_not_move_the_file(
 def test_a_signal_ends_the_function_and_its_process(tmp_path: Path, number: int, code: int) -> None:
     program = "import sys; from memplan_cli.main import run; run()"
     command = [sys.executable, "-c", program, "capture", "train.py:waits", "-o", "step.onnx"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=as_from_a_terminal
+    ) as running:
         assert running.stderr is not None
         assert running.stderr.readline() == "waiting\n"
         children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
         child = int(children.read_text()) if children.exists() else 0
         running.send_signal(number)
-        assert running.wait(60) == code
+        assert running.wait(HANG_SECONDS) == code
         assert running.stderr.read().startswith("error: ")
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".pyc") == ["train.py"]
     if child:
-        for _ in range(100):
-            if not Path(f"/proc/{child}").exists():
-                break
-            time.sleep(0.05)
-        assert not Path(f"/proc/{child}").exists()
+        assert eventually(lambda: not Path(f"/proc/{child}").exists())

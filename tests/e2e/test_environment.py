@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 
 from helpers import odd_models as odd
 from helpers.odd_models import saved
+from helpers.processes import HANG_SECONDS, as_from_a_terminal
 from helpers.refusals import assert_refused
 from helpers.running import Memplan
 from memplan.errors import EXIT_ENVIRONMENT
@@ -30,7 +30,7 @@ def shell(folder: Path, line: str) -> subprocess.CompletedProcess[str]:
     saved(odd.training(), folder)
     line = f'memplan() {{ "{script}" "$@"; }}\n{line}'
     command = ["bash", "-c", line]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=HANG_SECONDS)
 
 
 full_disk = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
@@ -122,15 +122,14 @@ def test_an_interrupt_inside_compiled_code_is_an_interrupt(
 
 
 WAITING = """
-import ctypes, os, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+import ctypes, os, sys, time
 import memplan.api.analysis as module
 def kill():
     os.kill(os.getpid(), int(sys.argv.pop()))
 def analyze(*arguments, **options):
     WHERE
     while True:
-        signal.pause()
+        time.sleep(0.1)
 module.analyze = analyze
 from memplan_cli.main import run
 run()
@@ -154,7 +153,33 @@ def test_a_signal_ends_a_command_in_good_order(
     source = WAITING.replace("sys.argv.pop()", str(int(number))).replace("WHERE", where)
     command = [sys.executable, "-c", source, "analyze", MODEL]
     done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ}, timeout=60
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        preexec_fn=as_from_a_terminal,
     )
     done.stderr = done.stderr.lstrip("\n")  # click ends the line in which ^C stands
     assert_refused(done, code, word, "nothing was written")
+
+
+NOHUP = """
+import os, signal, sys
+import memplan.api.analysis as module
+real = module.analyze
+def analyze(*arguments, **options):
+    os.kill(os.getpid(), signal.SIGHUP)
+    return real(*arguments, **options)
+module.analyze = analyze
+from memplan_cli.main import run
+run()
+"""
+
+
+def test_a_hang_up_that_is_ignored_stays_so(tmp_path: Path) -> None:
+    """As ``nohup`` wants it."""
+    saved(odd.training(), tmp_path)
+    done = shell(tmp_path, f"trap '' HUP; exec {sys.executable} -c '{NOHUP}' analyze {MODEL} -q")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "peak" in done.stdout

@@ -12,6 +12,7 @@ import pytest
 
 from helpers import odd_models as odd
 from helpers.odd_models import saved
+from helpers.processes import HANG_SECONDS
 from helpers.refusals import assert_harmless, assert_refused, snapshot
 from helpers.running import Memplan
 from memplan.api.check.lock import read_lock
@@ -159,7 +160,7 @@ def test_two_updates_at_once_lose_nothing(tmp_path: Path) -> None:
     code = "import sys; from memplan_cli.main import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "check", "--update"]
     running = [subprocess.Popen([*command, name], cwd=tmp_path) for name in names]
-    assert [process.wait(timeout=300) for process in running] == [0] * len(names)
+    assert [process.wait(timeout=HANG_SECONDS) for process in running] == [0] * len(names)
     assert set(read_lock(tmp_path / "memplan.lock").entries) == set(names)
     assert set(snapshot(tmp_path)) == {*names, "memplan.lock"}
 

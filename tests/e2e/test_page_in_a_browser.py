@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from helpers.models import SAMPLES
+from helpers.processes import HANG_SECONDS
 from memplan.api.analysis import Analysis, analyze
 from memplan.report.html.page import analysis_html
 from memplan.simulate.explain import TensorClass
@@ -68,7 +69,7 @@ def told(page: str, script: str, folder: Path) -> Any:
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
         env={**os.environ, "HOME": str(folder)},
     )
     body = re.search(r"<body>(.*)</body>", done.stdout, re.S)

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ import memplan as library
 from helpers import odd_models as odd
 from helpers.commands import integers_end_in_bytes, succeeded
 from helpers.odd_models import WORKING, feeds_of, info, saved
+from helpers.processes import HANG_SECONDS, as_from_a_terminal, eventually
 from helpers.running import Memplan
 from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
 from memplan.units import parse_size
@@ -127,7 +127,8 @@ from memplan_cli.main import run
 
 def read(path):
     Path("reading").touch()
-    time.sleep(600)
+    while True:  # a signal between two system calls does not end one long sleep
+        time.sleep(0.1)
 
 rewriting.read_model = read
 run()
@@ -143,33 +144,18 @@ def test_ctrl_c_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        # A test run in the background of a shell hands on that SIGINT is ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=as_from_a_terminal,
     ) as process:
-        for _ in range(600):
-            assert process.poll() is None, process.communicate()
-            if (tmp_path / "reading").exists():
-                break
-            time.sleep(0.1)
-        out, err = _interrupted(process)
+        assert eventually(lambda: process.poll() is not None or (tmp_path / "reading").exists())
+        assert process.poll() is None, process.communicate()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 130
     assert out == ""
     # The first, empty line ends the one on which the terminal shows ^C.
     assert err.splitlines() == ["", "error: interrupted", "hint: nothing was written"]
     assert (tmp_path / OUT).read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == [OUT, MODEL, "reading"]
-
-
-def _interrupted(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Press Ctrl-C; once more where the first came between two system calls, so that none ended."""
-    for _ in range(10):
-        process.send_signal(signal.SIGINT)
-        try:
-            return process.communicate(timeout=10)
-        except subprocess.TimeoutExpired:
-            continue
-    process.kill()
-    return process.communicate()
 
 
 def _outputs(session: ort.InferenceSession, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:

@@ -19,7 +19,7 @@ import pytest
 
 from helpers.commands import integers_end_in_bytes, succeeded
 from helpers.networks import batches, training_step
-from helpers.processes import eventually
+from helpers.processes import as_from_a_terminal, eventually
 from helpers.refusals import assert_harmless, assert_refused
 from helpers.running import Memplan
 from memplan.errors import EXIT_FINDING, EXIT_MODEL, EXIT_USAGE, UsageError
@@ -243,8 +243,7 @@ def test_a_signal_ends_the_run_behind_a_step_with_a_checkpoint(
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,
-        # Under nohup, or behind a shell's &, some are ignored, and so they would be by the child.
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+        preexec_fn=as_from_a_terminal,
     )
     assert eventually(
         lambda: (

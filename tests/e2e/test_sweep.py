@@ -9,12 +9,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from helpers.commands import integers_end_in_bytes, succeeded
+from helpers.processes import HANG_SECONDS, as_from_a_terminal, eventually
 from helpers.refusals import assert_harmless, assert_refused
 from helpers.running import Memplan
 from helpers.sweeps import batched
@@ -80,10 +80,7 @@ def test_a_killed_sweep_goes_on(memplan: Memplan, tmp_path: Path) -> None:
     command = [*script, *SWEEP, "--resume", "points.json", "--format", "json"]
     points = tmp_path / "points.json"
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL)
-    for _ in range(6000):
-        if points.exists() or process.poll() is not None:
-            break
-        time.sleep(0.01)
+    assert eventually(lambda: points.exists() or process.poll() is not None)
     process.send_signal(signal.SIGKILL)
     process.wait()
     kept = json.loads(points.read_text())["points"]
@@ -100,15 +97,11 @@ def test_an_interrupted_sweep_says_how_to_go_on(tmp_path: Path) -> None:
     resume = ["--resume", "points.json"]
     process = subprocess.Popen(
         [*command, *resume], cwd=tmp_path, stderr=subprocess.PIPE, text=True,
-        # A shell's background job ignores Ctrl-C, and so would its children.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=as_from_a_terminal,
     )  # fmt: skip
-    for _ in range(6000):
-        if (tmp_path / "points.json").exists():
-            break
-        time.sleep(0.01)
+    assert eventually((tmp_path / "points.json").exists)
     process.send_signal(signal.SIGINT)
-    error = process.communicate(timeout=60)[1]
+    error = process.communicate(timeout=HANG_SECONDS)[1]
     assert process.returncode == 130
     assert error.strip().splitlines() == [
         "error: interrupted",
@@ -174,14 +167,12 @@ def test_the_program_is_ended_with_its_workers_by_sigterm(tmp_path: Path) -> Non
     command = [sys.executable, "-c", "from memplan_cli.main import run; run()"]
     command += ["sweep", MODEL, "--dim", "N=512", "--budget", "60%", "--effort", "10000000"]
     process = subprocess.Popen(
-        [*command, "--resume", "p.json"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
-    )
-    for _ in range(6000):
-        if (tmp_path / "p.json").exists():
-            break
-        time.sleep(0.01)
+        [*command, "--resume", "p.json"], cwd=tmp_path, stderr=subprocess.PIPE, text=True,
+        preexec_fn=as_from_a_terminal,
+    )  # fmt: skip
+    assert eventually((tmp_path / "p.json").exists)
     process.terminate()
-    assert "error: terminated" in process.communicate(timeout=60)[1]
+    assert "error: terminated" in process.communicate(timeout=HANG_SECONDS)[1]
     assert process.returncode == 143
 
 
@@ -219,7 +210,7 @@ def test_a_dask_cluster_gives_the_same_bytes(memplan: Memplan, tmp_path: Path) -
         capture_output=True,
         text=True,
         env={**os.environ, "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "60s"},
-        timeout=300,
+        timeout=HANG_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == succeeded(memplan(*arguments))

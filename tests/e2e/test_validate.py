@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from signal import SIGKILL, SIGTERM, Signals
-from time import sleep
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from helpers import odd_models as odd
 from helpers.commands import integers_end_in_bytes, succeeded
 from helpers.graphs import parse
 from helpers.odd_models import saved
+from helpers.processes import HANG_SECONDS, as_from_a_terminal, eventually
 from helpers.running import Memplan
 from helpers.training_steps import long_skips
 from memplan.errors import EXIT_ENVIRONMENT
@@ -173,12 +173,13 @@ def test_no_child_outlives_it(signal: Signals, tmp_path: Path) -> None:
         cwd=tmp_path,
         env={**os.environ, "TMPDIR": str(temporary)},
         stderr=subprocess.DEVNULL,
+        preexec_fn=as_from_a_terminal,
     )
     child = _waited(lambda: _children(process.pid))[0]
     # It runs the model once it has its profile.
     _waited(lambda: [*temporary.glob("*/*/run*.json")])
     process.send_signal(signal)
-    process.wait(60)
+    process.wait(HANG_SECONDS)
     assert process.returncode == (143 if signal == SIGTERM else -SIGKILL)
     _waited(lambda: not Path(f"/proc/{child}").exists() or _is_dead(child))
     if signal == SIGTERM:
@@ -200,9 +201,5 @@ def _is_dead(process: int) -> bool:
 
 def _waited(look: Callable[[], Any]) -> Any:
     """What ``look`` finds in the end."""
-    for _ in range(600):
-        found = look()
-        if found:
-            return found
-        sleep(0.1)
-    raise AssertionError("it never came")
+    assert eventually(lambda: bool(look()))
+    return look()

@@ -13,6 +13,7 @@ from queue import Empty, Queue
 from typing import Any
 
 from helpers.models import ROOT
+from helpers.processes import HANG_SECONDS
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
@@ -42,7 +43,7 @@ class _Handler(SimpleHTTPRequestHandler):
         """Nothing."""
 
 
-def told_by(page: str, folder: Path, seconds: float = 120) -> str:
+def told_by(page: str, folder: Path, seconds: float = HANG_SECONDS) -> str:
     """What ``page`` in ``folder`` posts to ``/told`` when Chromium has opened it."""
     told: Queue[str] = Queue()
     server = ThreadingHTTPServer(

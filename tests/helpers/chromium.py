@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
+from helpers.processes import HANG_SECONDS
+
 PROGRAM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
 )
@@ -27,7 +29,6 @@ _SWITCHES = (
     *("--hide-scrollbars", "--force-color-profile=srgb", "--font-render-hinting=none"),
     "--remote-debugging-pipe",
 )
-_SECONDS = 120
 
 
 class Chromium:
@@ -113,7 +114,7 @@ class Chromium:
         return result
 
     def _until(self, wanted: Any) -> dict[str, Any]:
-        end = time.monotonic() + _SECONDS
+        end = time.monotonic() + HANG_SECONDS
         while True:
             while b"\0" in self._read:
                 first, _, self._read = self._read.partition(b"\0")

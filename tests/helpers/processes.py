@@ -1,17 +1,27 @@
-"""What tests ask of processes that they did not start themselves."""
+"""What tests ask of processes, and how they start some as a terminal does."""
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+HANG_SECONDS = 600
+"""After so long a process hangs: many times what it takes on a machine that is busy otherwise."""
+
+
+def as_from_a_terminal() -> None:
+    """For ``preexec_fn``: no signal is ignored, as where ``nohup`` or a shell's ``&`` has
+    started the tests."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
 
 def eventually(condition: Callable[[], bool]) -> bool:
-    """Whether the condition holds within a minute."""
-    for _ in range(6000):  # a minute
-        if condition():
-            break
+    """Whether the condition comes to hold before one must think that it never will."""
+    end = time.monotonic() + HANG_SECONDS
+    while not condition() and time.monotonic() < end:
         time.sleep(0.01)
     return condition()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import memplan
+from helpers.processes import HANG_SECONDS
 
 HEAVY = ("numpy", "onnx", "onnxruntime", "numba", "rich", "click", "highspy", "joblib")
 PACKAGE = Path(memplan.__file__).parent
@@ -32,7 +33,7 @@ def loaded(code: str) -> set[str]:
         capture_output=True,
         text=True,
         env=environment,
-        timeout=120,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -125,7 +126,11 @@ def test_help_of_a_command_loads_no_runtime() -> None:
 def test_a_wrong_command_is_explained_without_loading_anything() -> None:
     code = "from memplan_cli.main import main\nassert main(['analyse']) == 2"
     program = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        check=False,
     )
     assert program.returncode == 0, program.stderr
     assert program.stderr.startswith("error: ")

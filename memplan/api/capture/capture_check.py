@@ -109,7 +109,8 @@ class Check:
         peak = format_bytes(self.eager_peak_bytes or 0)
         return (
             f"eager PyTorch: peak {peak}, {_milliseconds(self.eager_seconds)} a step; captured: "
-            f"{_milliseconds(self.captured_seconds)} in a plain session",
+            f"{_milliseconds(self.captured_seconds)} in a plain session (one step each; other work "
+            "on the machine counts)",
         )
 
     @property

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from helpers.processes import HANG_SECONDS
 from memplan.equivalence.prove import Equivalence
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -155,14 +156,16 @@ def test_fuzz_that_is_ended_leaves_no_folder(tmp_path: Path) -> None:
         assert running.stderr is not None
         assert running.stderr.readline().startswith(b"safetensors: ")  # it is in the middle
         running.terminate()
-        assert running.wait(60) == 128 + signal.SIGTERM
+        assert running.wait(HANG_SECONDS) == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
 
 
 def test_fuzz_ends_in_time_and_tells_what_was_done() -> None:
     command = [sys.executable, str(ROOT / "tools" / "fuzz"), "--command", "safetensors"]
     options = ["--count", "1000000", "--seconds", "3", "--every", "1"]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [*command, *options], capture_output=True, text=True, timeout=HANG_SECONDS
+    )
     assert done.returncode == 0, done.stdout
     assert re.search(r"safetensors: \d+ of 1000000 \(in 3 s\) mutants", done.stdout)
 

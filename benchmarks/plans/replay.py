@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 
 from benchmarks.record import write_record
-from memplan.planning.plan_file import KEPT, read_plan
+from memplan.planning.plan_decisions import KEPT
+from memplan.planning.plan_file import read_plan
 
 DIMS = {"gpt_dynamic": "N=24", "gpt_dyn": "s78=4"}
 COMMAND = "python -m benchmarks.plans.replay sample_models/*.onnx RUNNABLE/*.onnx --json FILE"

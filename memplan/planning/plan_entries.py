@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from memplan.errors import PlanError
@@ -74,13 +74,22 @@ class Entry:
         """The same; None where the key is missing or null."""
         return self.whole(key) if self._has(key) else None
 
-    def number(self, key: str) -> float:
-        """A finite number."""
+    def number(self, key: str, least: float = -math.inf) -> float:
+        """A finite number, ``least`` or more."""
         found = self.get(key).value
         if isinstance(found, int) and not isinstance(found, bool) and abs(found) <= _MOST:
-            return float(found)
+            found = float(found)
         if not isinstance(found, float) or not math.isfinite(found):
             raise self.wrong(key, "expected a finite number")
+        if found < least:
+            raise self.wrong(key, f"expected a number from {least:g} on")
+        return found
+
+    def one_of(self, key: str, known: Collection[str]) -> str:
+        """One of the texts ``known``."""
+        found = self.text(key)
+        if found not in known:
+            raise self.wrong(key, f"expected one of {', '.join(known)}")
         return found
 
     def flag(self, key: str) -> bool:
@@ -101,6 +110,14 @@ class Entry:
     def texts(self, key: str) -> tuple[str, ...]:
         """A list of texts."""
         return tuple(str(each.value) for each in self._all(self.items(key), str, "expected a text"))
+
+    def texts_of(self, key: str, known: Collection[str]) -> tuple[str, ...]:
+        """A list of some of the texts ``known``."""
+        texts = self.texts(key)
+        for entry in self.items(key):
+            if entry.value not in known:
+                raise entry.wrong("", f"expected one of {', '.join(known)}")
+        return texts
 
     def text_by_name(self, key: str) -> Mapping[str, str]:
         """An object of texts."""

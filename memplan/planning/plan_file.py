@@ -3,7 +3,8 @@
 Everything that a search found is in it, and nothing that differs from run to run: no clock, no
 path. Every element of a list has a line of its own, so that a diff shows what changed. Names come
 from a model that anybody may have made, and the file may have been edited: it is checked entry by
-entry, and says nothing that is not simulated and proved again when it is replayed.
+entry, decisions against the sequence, and on the graph that it was made for against what a replay
+does (:mod:`memplan.api.rewrite.replay_check`).
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from memplan.errors import PlanError
+from memplan.planning.certificate import BOUND_KINDS
+from memplan.planning.plan_decisions import DECISIONS, FORMS, KEPT, require_decided_as_run
 from memplan.planning.plan_entries import Entry
 from memplan.proto.paths import MOST_TEXT, file_problem, read_bytes
 from memplan.proto.write import write_atomically
 
 SCHEMA = "memplan.plan/1"
-KEPT = "kept"
 _KIND, _VERSION = SCHEMA.split("/")
+_SLACK = 1e-6
+"""Of a bound beside the extra time that it is a bound on: rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +266,14 @@ def parse_plan(data: object, name: str = "the plan") -> PlanFile:
     """
     top = Entry(data, "", name)
     _check_schema(top)
+    plan = _plan(top)
+    if not 0 <= plan.bound_fraction <= plan.extra_cost_fraction + _SLACK:
+        raise top.wrong("bound_fraction", "expected a number from 0 to extra_cost_fraction")
+    require_decided_as_run(plan.tensors, plan.sequence)
+    return plan
+
+
+def _plan(top: Entry) -> PlanFile:
     model, settings, plain = top.get("model"), top.get("settings"), top.get("plain")
     return PlanFile(
         memplan=top.text("memplan"),
@@ -281,9 +293,9 @@ def parse_plan(data: object, name: str = "the plan") -> PlanFile:
         baseline_peak_bytes=top.whole("baseline_peak_bytes"),
         predicted_peak_bytes=top.whole("predicted_peak_bytes"),
         predicted_peak_with_workspace_bytes=top.whole("predicted_peak_with_workspace_bytes"),
-        extra_cost_fraction=top.number("extra_cost_fraction"),
-        bound_fraction=top.number("bound_fraction"),
-        bound_kind=top.text("bound_kind"),
+        extra_cost_fraction=top.number("extra_cost_fraction", least=0.0),
+        bound_fraction=top.number("bound_fraction", least=0.0),
+        bound_kind=top.one_of("bound_kind", BOUND_KINDS),
         strategy=top.text("strategy"),
         tensors=tuple(_tensor(each) for each in top.items("tensors")),
         settings=Settings(
@@ -291,7 +303,7 @@ def parse_plan(data: object, name: str = "the plan") -> PlanFile:
             state=settings.texts("state"),
             wrt=settings.texts("wrt"),
             device=settings.text_or_none("device"),
-            forms=settings.texts("forms"),
+            forms=settings.texts_of("forms", FORMS),
             tags=settings.text_by_name("tags"),
         ),
         chunks=tuple(_chunk(each) for each in top.items("chunks")),
@@ -333,9 +345,9 @@ def _tensor(entry: Entry) -> TensorDecision:
         operator=entry.text("operator"),
         module=entry.text_or_none("module"),
         nbytes=entry.whole("nbytes"),
-        decision=entry.text("decision"),
+        decision=entry.one_of("decision", DECISIONS),
         times=entry.whole("times"),
-        seconds=entry.number("seconds"),
+        seconds=entry.number("seconds", least=0.0),
         chunks=entry.whole_or_none("chunks"),
         call=entry.text_or_none("call"),
     )

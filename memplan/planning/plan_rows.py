@@ -12,12 +12,12 @@ from memplan.ir.phases import Phases
 from memplan.planning.forms.dormant import Extended
 from memplan.planning.forms.on_host import ON_HOST
 from memplan.planning.plan import Plan
-from memplan.planning.plan_file import KEPT, FormNode, Step, TensorDecision
+from memplan.planning.plan_decisions import KEPT, NARROWED, OFFLOADED, REBUILT, RECOMPUTED
+from memplan.planning.plan_file import FormNode, Step, TensorDecision
 from memplan.proto.metadata import CALL_KEY
 from memplan.simulate.opened import OpenModel
 
-RECOMPUTED, REBUILT, NARROWED = "recomputed", "rebuilt", "narrowed"
-WORDS = {ON_HOST: "offloaded"}
+WORDS = {ON_HOST: OFFLOADED}
 """What a plan file calls kinds of forms, where not by their own name."""
 _DIGITS = 6
 """Of seconds: estimates and measurements are not known any better."""

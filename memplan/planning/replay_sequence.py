@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from memplan.errors import PlanError
+from memplan.ir.graph import Graph, Node
 from memplan.planning.forms.dormant import Extended
 from memplan.planning.mend import carried_over
+from memplan.planning.plan_decisions import EDITED
 from memplan.planning.plan_file import FormNode, Step
 from memplan.planning.plan_rows import form_nodes
 from memplan.planning.planner import Prepared, all_read, unread_again
 from memplan.solver.problem import Ints, Problem
 from memplan.units import printable
-
-_HINT = "the file was edited: take it back from version control, or plan anew with --plan-out"
 
 
 def ids_of(extended: Extended) -> Mapping[Step, int]:
@@ -47,7 +47,7 @@ def sequence_as_it_stands(
             the message says which entry.
     """
     extended = prepared.extended
-    ids, tensors = ids_of(extended), extended.graph.tensors
+    ids = ids_of(extended)
     made: set[int] = set()
     runs: Counter[int] = Counter()
     found: list[int] = []
@@ -55,26 +55,34 @@ def sequence_as_it_stands(
         if step not in ids:
             raise _wrong(place, f"the graph has no {_called(step)}")
         node = extended.graph.nodes[ids[step]]
-        for tensor in node.reads:
-            if tensors[tensor].producer >= 0 and tensor not in made:
-                name = printable(tensors[tensor].name)
-                raise _wrong(place, f"{_called(step)} is run before '{name}', which it reads")
+        if name := _not_made(node, extended.graph, made):
+            raise _wrong(place, f"{_called(step)} is run before '{name}', which it reads")
         runs[node.id] += 1
         if runs[node.id] > 1 and node.id not in again:
             reason = prepared.encoded.refusals.get(node.name, "nothing reads it again")
             raise _wrong(place, f"{_called(step)} must not run again: {reason}")
-        made.update(node.writes)
         found.append(node.id)
     for node in extended.graph.nodes[: extended.first_dormant]:
         if node.id not in runs:
-            raise PlanError(f"the plan's sequence leaves out {_called(node.name)}", _HINT)
+            raise PlanError(f"the plan's sequence leaves out {_called(node.name)}", EDITED)
     for place in unread_again(problem, np.asarray(found, dtype=np.int64)):
         raise _wrong(place, f"{_called(sequence[place])} is run again, and nothing reads it then")
     return tuple(found)
 
 
+def _not_made(node: Node, graph: Graph, made: set[int]) -> str:
+    """What ``node`` reads that no node before it made, empty if there is none; what it writes is
+    made from then on."""
+    tensors = graph.tensors
+    for tensor in node.reads:
+        if tensors[tensor].producer >= 0 and tensor not in made:
+            return printable(tensors[tensor].name) or "?"
+    made.update(node.writes)
+    return ""
+
+
 def _wrong(place: int, reason: str) -> PlanError:
-    return PlanError(f"the plan's sequence[{place}]: {reason}", _HINT)
+    return PlanError(f"the plan's sequence[{place}]: {reason}", EDITED)
 
 
 def _called(step: Step) -> str:
@@ -102,6 +110,9 @@ def sequence_carried_over(
 
     Nodes that the graph lacks are left out, new ones run as soon as they can behind the node that
     they follow in the file, and what nobody reads then is not recomputed.
+
+    Raises:
+        PlanError: what is left of it runs a node before what it reads is made.
     """
     extended = prepared.extended
     ids, nodes = ids_of(extended), extended.graph.nodes
@@ -121,7 +132,16 @@ def sequence_carried_over(
         kept.append(node)
     carried = carried_over(kept, extended.graph, problem)
     new = tuple(nodes[n].name for n in map(int, problem.order) if n not in runs)
-    return Carried(all_read(problem, carried), tuple(gone), new, tuple(refused))
+    found = all_read(problem, carried)
+    made: set[int] = set()
+    for node in map(int, found):
+        if name := _not_made(nodes[node], extended.graph, made):
+            raise PlanError(
+                f"the plan's sequence, as far as the graph has its nodes, runs "
+                f"{_called(nodes[node].name)} before '{name}', which it reads",
+                EDITED,
+            )
+    return Carried(found, tuple(gone), new, tuple(refused))
 
 
 def may_run_again(problem: Problem) -> frozenset[int]:

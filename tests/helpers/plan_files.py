@@ -33,12 +33,12 @@ SMALL = PlanFile(
     predicted_peak_with_workspace_bytes=990,
     extra_cost_fraction=0.25,
     bound_fraction=0.2,
-    bound_kind="any order",
+    bound_kind="order-free",
     strategy="search",
     tensors=(
-        TensorDecision("h", "fc1", "MatMul", "blocks.0", 512),
+        TensorDecision("h", "fc1", "MatMul", "blocks.0", 512, "packed", 1),
         TensorDecision(
-            "p", "soft\nmax", "Softmax", None, 256, "recomputed", 2, 0.5, 4, " softmax 0"
+            "p", "soft\nmax", "Softmax", None, 256, "recomputed", 1, 0.5, 4, " softmax 0"
         ),
     ),
     chunks=(ChunkDecision("layers", ("h",), 0, 4, "fc1", "grad"),),

@@ -256,10 +256,10 @@ def _plan(
         plan = make_plan(prepare(request), goal.strategy, deadline.left, goal.progress)
     plan = replace(plan, budget_bytes=max(goal.budget_bytes, plan.budget_bytes))
     plan = with_loops(plan, candidate.loops, costs, model.graph)
-    return Planned(candidate, steps, costs, plan, plain, _chunk_cost(candidate, steps, goal))
+    return Planned(candidate, steps, costs, plan, plain, chunk_cost(candidate, steps, goal))
 
 
-def _chunk_cost(candidate: Candidate, steps: Sequence[PassStep], goal: Goal) -> float:
+def chunk_cost(candidate: Candidate, steps: Sequence[PassStep], goal: Goal) -> float:
     """What chunks take, estimated for all nodes: those of chunks were never measured."""
     place = chunk_step(steps)
     if place is None:

@@ -16,6 +16,7 @@ from memplan.ir.graph import Graph
 from memplan.passes.manager import PassStep
 from memplan.passes.narrow import Narrow
 from memplan.passes.order import Order
+from memplan.planning.certificate import BOUND_KINDS
 from memplan.planning.plan_file import (
     LoopDecision,
     PassDecision,
@@ -35,6 +36,7 @@ def recorded_plan(source: Source, proved: Proved) -> PlanFile:
     """The plan of a model that was rewritten and proved."""
     goal, planned, plan = proved.goal, proved.planned, proved.planned.plan
     options, plain = goal.options, planned.plain
+    known = plan.bound_kind in BOUND_KINDS  # a strategy of another package may use words of its own
     return PlanFile(
         memplan=__version__,
         accounting=ACCOUNTING_VERSION,
@@ -54,9 +56,9 @@ def recorded_plan(source: Source, proved: Proved) -> PlanFile:
         baseline_peak_bytes=source.original.timeline.peak_bytes,
         predicted_peak_bytes=proved.applied.timeline.peak_bytes,
         predicted_peak_with_workspace_bytes=proved.applied.timeline.peak_with_workspace_bytes,
-        extra_cost_fraction=plan.extra_cost_fraction,
-        bound_fraction=plan.bound_fraction,
-        bound_kind=plan.bound_kind,
+        extra_cost_fraction=max(0.0, plan.extra_cost_fraction),
+        bound_fraction=plan.bound_fraction if known else 0.0,
+        bound_kind=plan.bound_kind if known else "trivial",
         strategy=plan.strategy,
         tensors=tensor_decisions(source, planned),
         chunks=tuple(chunk for step in planned.steps for chunk in step.chunks),

@@ -12,14 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from memplan.api.analysis import ACCOUNTING_VERSION
-from memplan.api.rewrite.cheapest import Planned, pinned_chunks
+from memplan.api.rewrite.cheapest import Planned, chunk_cost, pinned_chunks
 from memplan.api.rewrite.goal import Goal, RewriteOptions, Source
-from memplan.api.rewrite.loop_storage import loops_again
-from memplan.api.rewrite.plan_record import tensor_decisions
+from memplan.api.rewrite.loop_storage import loops_again, with_loops
+from memplan.api.rewrite.plan_record import recorded_plan, tensor_decisions
 from memplan.api.rewrite.proved import Applied, Proved, proved_as_planned
+from memplan.api.rewrite.replay_check import Recorded, recorded_worth, require_as_found
 from memplan.api.rewrite.rewrite_candidates import Candidate, analysis_of, variants
 from memplan.api.rewrite.seconds import costs_for
-from memplan.errors import InfeasibleError, PlanError, UsageError
+from memplan.errors import EXIT_BUG, InfeasibleError, MemplanError, PlanError, UsageError
 from memplan.passes.chunk.asked import NAME as CHUNK
 from memplan.passes.chunk.chunk_replay import ChunkReplay
 from memplan.passes.graph_pass import Pass
@@ -33,7 +34,8 @@ from memplan.planning.forms.on_host import ON_HOST
 from memplan.planning.plain.finish_fences import PlainModel
 from memplan.planning.plain.plain_plan import everything_fenced, plain_again, plain_anew
 from memplan.planning.plan import Plan
-from memplan.planning.plan_file import KEPT, FormNode, PlanFile, TensorDecision
+from memplan.planning.plan_decisions import EDITED, KEPT
+from memplan.planning.plan_file import FormNode, PlanFile, TensorDecision
 from memplan.planning.plan_rows import WORDS
 from memplan.planning.planner import Figures, Prepared, plan_request, plan_with, prepare
 from memplan.planning.replay_sequence import (
@@ -47,6 +49,7 @@ from memplan.simulate.timeline import Timeline
 from memplan.units import SizeSpec, counted, format_bytes, listed, printable
 
 _ANEW = "plan anew with --plan-out"
+_OURS = "if it was not, please report it with the model"
 _SHOWN = 4  # names of what does not apply
 _LEAST_SHARE = 0.5  # of the plan's nodes: a graph that has fewer is another model's
 
@@ -58,6 +61,7 @@ class Replay:
     Else ``gone``: nodes of the plan that the graph does not have; ``new``: nodes of the graph that
     the plan does not have; ``refused``: what the plan runs again and must not be run again here;
     ``undone``: tensors of which the plan decides other than what becomes of them here.
+    ``recorded``: what an exact plan says of its own worth.
     """
 
     exact: bool
@@ -65,6 +69,7 @@ class Replay:
     new: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     undone: tuple[str, ...] = ()
+    recorded: Recorded | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -95,6 +100,7 @@ class Replay:
             "new": list(self.new),
             "refused": list(self.refused),
             "undone": list(self.undone),
+            "recorded": None if self.recorded is None else self.recorded.as_json(),
         }
 
 
@@ -130,8 +136,23 @@ def replayed(source: Source, goal: Goal, plan: PlanFile, *, strict: bool) -> tup
         PlanError: it was edited, or made for another model; with ``strict`` also where the graph
             is not the one that it was made for.
         InfeasibleError: the result does not keep the goal's budget.
-        MemplanError: nothing is proved.
     """
+    try:
+        return _replayed(source, goal, plan, strict)
+    except MemplanError as error:
+        if error.exit_code != EXIT_BUG:
+            raise
+        # A file that anybody may have edited asked for it: its fault first, and ours if not.
+        raise PlanError(f"the plan does not hold: {error.message}", f"{EDITED}; {_OURS}") from None
+
+
+def _replayed(source: Source, goal: Goal, plan: PlanFile, strict: bool) -> tuple[Proved, Replay]:
+    if plan.accounting > ACCOUNTING_VERSION:
+        raise PlanError(
+            f"the plan was written by a newer memplan: its accounting is {plan.accounting}, and "
+            f"that of this memplan is {ACCOUNTING_VERSION}",
+            f"update memplan, or {_ANEW}",
+        )
     candidate = _candidate(source, goal, plan)
     steps = (*candidate.loops, *_steps(candidate, goal, plan))
     model = steps[-1].model if steps else candidate.model
@@ -145,15 +166,21 @@ def replayed(source: Source, goal: Goal, plan: PlanFile, *, strict: bool) -> tup
     costs = costs_for(model, timeline, goal)
     prepared = _prepared(model, costs, goal, plan)
     found, replay = _sequence(prepared, plan, exact)
-    decided = _plan(prepared, found, goal, plan, exact=exact)
-    planned = Planned(candidate, steps, costs, decided, None, plan.chunk_cost_fraction)
+    decided = _plan(prepared, found, goal, plan)
+    decided = with_loops(decided, candidate.loops, costs, model.graph)
+    planned = Planned(candidate, steps, costs, decided, None, chunk_cost(candidate, steps, goal))
     planned, applied = _applied(planned, goal, plan, exact=exact)
     if not exact:
         replay = replace(replay, undone=_undone(plan, tensor_decisions(source, planned)))
     if exact and plan.accounting == ACCOUNTING_VERSION:
         _require_recorded(plan, applied.timeline)
     other = (_other_accounting(plan),) if plan.accounting != ACCOUNTING_VERSION else ()
-    return proved_as_planned(planned, applied, goal, (*replay.notes, *other)), replay
+    proved = proved_as_planned(planned, applied, goal, (*replay.notes, *other))
+    if exact:
+        now = recorded_plan(source, proved)
+        require_as_found(plan, now)
+        replay = replace(replay, recorded=recorded_worth(plan, now))
+    return proved, replay
 
 
 def _undone(plan: PlanFile, now: Sequence[TensorDecision]) -> tuple[str, ...]:
@@ -189,8 +216,7 @@ def _require_recorded(plan: PlanFile, found: Timeline) -> None:
     ):
         if (said := getattr(plan, name)) != peak:
             raise PlanError(
-                f"the plan's {name}: {said:,} B, and simulation finds {peak:,} B",
-                f"the file was edited: take it back from version control, or {_ANEW}",
+                f"the plan's {name}: {said:,} B, and simulation finds {peak:,} B", EDITED
             )
 
 
@@ -264,14 +290,9 @@ def _sequence(prepared: Prepared, plan: PlanFile, exact: bool) -> tuple[tuple[in
     return nodes, Replay(False, carried.gone, carried.new, carried.refused)
 
 
-def _plan(
-    prepared: Prepared, sequence: tuple[int, ...], goal: Goal, plan: PlanFile, *, exact: bool
-) -> Plan:
-    """The plan of ``sequence``; its peaks are not known before it is applied.
-
-    Its extra time is what the file says of the graph that it was made for, and counted for any
-    other, of which no bound is known.
-    """
+def _plan(prepared: Prepared, sequence: tuple[int, ...], goal: Goal, plan: PlanFile) -> Plan:
+    """The plan of ``sequence``; its peaks are not known before it is applied, and nothing here
+    certifies a bound."""
     costs = prepared.encoded.arrays.cost
     base = float(sum(costs[node] for node in prepared.encoded.order))
     runs = Counter(sequence)
@@ -280,12 +301,12 @@ def _plan(
         budget_bytes=goal.budget_bytes,
         predicted_peak_bytes=0,
         predicted_peak_with_workspace_bytes=0,
-        extra_cost_fraction=plan.extra_cost_fraction if exact else max(0.0, extra / (base or 1.0)),
-        bound_fraction=plan.bound_fraction if exact else 0.0,
-        bound_kind=plan.bound_kind if exact else "trivial",
+        extra_cost_fraction=max(0.0, extra / (base or 1.0)),
+        bound_fraction=0.0,
+        bound_kind="trivial",
     )
     found = plan_with(prepared, sequence, figures, plan.strategy, 0.0)
-    return replace(found, tags=plan.settings.tags)
+    return replace(found, tags=goal.strategy.clone_tags)
 
 
 def _applied(

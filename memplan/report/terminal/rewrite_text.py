@@ -123,6 +123,8 @@ def _planning_line(result: Rewrite) -> str:
     how = f"strategy {plan.strategy}, {plan.planning_seconds:.2f} s"
     if result.replay is not None:
         how = f"plan applied {'in full' if result.replay.exact else 'as far as it still holds'}"
+        if result.replay.recorded is not None:
+            return f"{how}; {result.replay.recorded.line}{these}"
     return f"{how}; {_how_good(plan)}{these}"
 
 

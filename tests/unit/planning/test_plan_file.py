@@ -27,7 +27,7 @@ def test_every_tensor_and_node_has_a_line_of_its_own() -> None:
     """So that a diff shows the decisions that changed, and no others."""
     before = SMALL.text().splitlines()
     first, second = SMALL.tensors
-    changed = replace(SMALL, tensors=(replace(first, decision="packed"), second))
+    changed = replace(SMALL, tensors=(replace(first, decision="kept"), second))
     after = changed.text().splitlines()
     assert sum(a != b for a, b in zip(before, after, strict=True)) == 1
     names = [line.strip() for line in before if line.startswith('  "')]
@@ -65,6 +65,10 @@ WRONG: list[tuple[Edit, str]] = [
     (set_to("x", "dims", "N"), 'dims.N: expected a whole number from 0 on, got "x"'),
     (set_to("no", "passes", 0, "changed"), 'passes[0].changed: expected true or false, got "no"'),
     (set_to("\x1b[2J", "extra_cost_fraction"), 'finite number, got "\\u001b[2J"'),
+    (set_to("eaten", "tensors", 0, "decision"), "tensors[0].decision: expected one of kept, "),
+    (set_to("proved by hand", "bound_kind"), "bound_kind: expected one of order-free, "),
+    (set_to(["banana"], "settings", "forms"), "settings.forms[0]: expected one of packed, "),
+    (set_to(-1.0, "extra_cost_fraction"), "expected a number from 0 on, got -1.0"),
     (set_to("memplan.costs/1", "schema"), 'schema: expected memplan.plan/1, got "memplan.costs/1"'),
 ]
 
@@ -77,6 +81,34 @@ def test_a_wrong_entry_is_named(edit: Edit, message: str) -> None:
         parse_plan(data, "plan.json")
     assert message in caught.value.message
     assert "\n" not in caught.value.message
+
+
+CONTRADICTIONS: list[tuple[Edit, str]] = [
+    (set_to(0.3, "bound_fraction"), "bound_fraction: expected a number from 0 to extra_cost"),
+    (
+        lambda plan: plan["tensors"][1].update(decision="kept", times=0),
+        "tensors[1], 'p': is kept, but recomputed (1 time) by the sequence",
+    ),
+    (set_to(5, "tensors", 1, "times"), "is recomputed (5 times), but recomputed (1 time)"),
+    (
+        set_to("narrowed", "tensors", 0, "decision"),
+        "'h': is narrowed (1 time), but packed (1 time)",
+    ),
+    (set_to("h", "tensors", 1, "tensor"), "tensors[1], 'h': has an entry already"),
+    (set_to("fc9", "tensors", 0, "node"), "the sequence does not run node 'fc9'"),
+    (lambda plan: plan["tensors"].pop(), "2 times, and no entry of tensors says so"),
+    (lambda plan: plan["tensors"].pop(0), "form of 'h', and no entry of tensors says so"),
+]
+
+
+@pytest.mark.parametrize(("edit", "message"), CONTRADICTIONS)
+def test_decisions_and_figures_do_not_contradict_each_other(edit: Edit, message: str) -> None:
+    """Also where no model is at hand, as for ``plan-as``."""
+    data = json.loads(SMALL.text())
+    edit(data)
+    with pytest.raises(PlanError) as caught:
+        parse_plan(data)
+    assert message in caught.value.message
 
 
 def test_a_newer_version_says_so() -> None:

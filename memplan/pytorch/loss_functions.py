@@ -137,9 +137,40 @@ def multilabel_margin_loss(
     places = torch.arange(input.shape[-1], device=input.device)
     listed = ((labels.unsqueeze(-1) == places) & wanted.unsqueeze(-1)).any(-2)
     picked = input.gather(-1, labels).unsqueeze(-1)
-    margins = (1 - picked + input.unsqueeze(-2)).clamp(min=0)
+    margins = (1 - picked + input.unsqueeze(-2)).relu()  # which has no gradient at 0
     counted = wanted.unsqueeze(-1) & ~listed.unsqueeze(-2)
     loss = torch.where(counted, margins, 0.0).sum((-2, -1)) / input.shape[-1]
+    return reduced(loss, reduction)
+
+
+def multi_margin_loss(
+    input: Tensor,
+    target: Tensor,
+    p: int = 1,
+    margin: float = 1.0,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """``torch.nn.functional.multi_margin_loss``, whose kernel has no gradient at a margin of 0, as
+    its decomposition has.
+
+    Raises:
+        ValueError: the power is neither 1 nor 2.
+    """
+    if p not in (1, 2):
+        raise ValueError("only p == 1 and p == 2 supported")
+    if size_average is not None or reduce is not None:
+        reduction = legacy_get_string(size_average, reduce)
+    labels = target.reshape([*input.shape[:-1], 1])
+    margins = (margin - input.gather(-1, labels) + input).relu()
+    if p == 2:
+        margins = margins * margins
+    if weight is not None:
+        margins = margins * weight[labels]
+    places = torch.arange(input.shape[-1], device=input.device)
+    loss = torch.where(places == labels, 0.0, margins).sum(-1) / input.shape[-1]
     return reduced(loss, reduction)
 
 
@@ -159,5 +190,6 @@ SPELLED: dict[Any, Callable[..., Any]] = {
     functional.ctc_loss: ctc_loss,
     functional.cross_entropy: cross_entropy,
     functional.gaussian_nll_loss: gaussian_nll_loss,
+    functional.multi_margin_loss: multi_margin_loss,
     functional.multilabel_margin_loss: multilabel_margin_loss,
 }

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memplan.pytorch.surrogate_exports import backward_through
+
 aten = torch.ops.aten
 Sizes = Sequence[int]
 
@@ -91,7 +93,8 @@ def adaptive_max_pool(x: Tensor, output_size: Sizes) -> Any:
     found = torch.where(inside, found, -math.inf)
     nearest = found.argmax(-1, keepdim=True)
     index = places.expand(found.shape).gather(-1, nearest).squeeze(-1)
-    return found.amax(-1), index
+    # The gradient goes to the first of equals; the value is NaN where there is one.
+    return backward_through(found.amax(-1), found.gather(-1, nearest).squeeze(-1)), index
 
 
 def _windows(size: int, count: int, device: Any) -> tuple[Tensor, Tensor]:

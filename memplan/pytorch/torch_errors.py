@@ -54,11 +54,17 @@ _PLAIN = (
     ),
 )
 """What is said more plainly than torch does."""
+_NO_MEMORY = re.compile(r"out of memory|not enough memory|can't allocate memory|bad_alloc", re.I)
 _COUNTED = (
     "a BatchNorm with momentum=None averages over all batches, whose number is not known while "
     "tracing: give it a momentum"
 )
 _GENERAL = "torch.export.export(model, batch) alone may show more; so does -vv"
+
+
+def ran_out_of_memory(error: Exception) -> bool:
+    """Whether a step failed for want of memory."""
+    return isinstance(error, MemoryError) or bool(_NO_MEMORY.search(str(error)))
 
 
 def nothing_trained() -> ModelError:

@@ -13,6 +13,7 @@ _ASKED = re.compile(
 )
 _NODE = re.compile(r"while running (\S+) node\. Name:\s*'([^']*)'")
 _WHERE = re.compile(r"\S+\.(?:cc|h|cu|cpp):\d+ (?:[^()]*\(.*?\)(?: const)? )?(?:\[with [^\]]*\] )?")
+_NO_KERNEL = "NOT_IMPLEMENTED"
 _STATUS = "Status Message: "
 _MEMORY = (
     "Failed to allocate memory",
@@ -49,7 +50,7 @@ def explain(error: str, what: str, provider: str) -> RuntimeUnavailableError:
         provider: ``cpu``, ``cuda`` or nothing.
     """
     line = " ".join(error.split())
-    if any(sign in line for sign in _MEMORY):
+    if out_of_memory(line):
         return _out_of_memory(line, what, provider)
     if line.startswith(("ImportError: ", "ModuleNotFoundError: ")):
         return missing_runtime(line.partition(": ")[2])
@@ -74,6 +75,16 @@ def explain(error: str, what: str, provider: str) -> RuntimeUnavailableError:
         return NodeFailedError(f"{what} failed in {node[1]} '{node[2]}': {said[:400]}")
     kind = NodeFailedError if node else RuntimeUnavailableError
     return kind(f"{what} failed: {line[:400]}", hint)
+
+
+def out_of_memory(error: str) -> bool:
+    """Whether a run failed for want of memory."""
+    return any(sign in error for sign in _MEMORY)
+
+
+def lacks_kernel(error: str) -> bool:
+    """Whether a provider has no kernel for a node, or none for its types or attributes."""
+    return _NO_KERNEL in error
 
 
 def failed_node(error: str) -> tuple[str, str] | None:

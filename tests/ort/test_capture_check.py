@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 import memplan
-from memplan.api.capture.capture_check import CaptureDiffersError, Verdict
+from memplan.api.capture.capture_check import CaptureDiffersError, Skip, Verdict
+from memplan.errors import ModelError
+from memplan.report.terminal.capture_text import render
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
@@ -162,25 +164,219 @@ def scaled(model: Any, output: str, factor: float) -> None:
     graph.node.extend(nodes)
 
 
-def test_the_runtime_is_asked_for_its_rounding_more_than_once(
+class Edge(nn.Module):  # type: ignore[name-defined,misc]
+    """A unit beside a kink, nearer than float32 rounds a sum of such terms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+        self.b = nn.Parameter(torch.tensor([2.0**-24 - 1, 0.5, -0.5]))
+
+    def forward(self, x: Any) -> Any:
+        return (3 * (self.w * x + self.b).relu()).sum()
+
+
+def across(model: Any) -> None:
+    """Let that unit fall to the other side, as a sum in another order would."""
+    graph = model.graph
+    relu = next(node for node in graph.node if node.op_type == "Relu")
+    scaled(model, relu.input[0], 2.0**-23)
+    added = next(node for node in graph.node if node.name == "planted")
+    added.op_type = "Sub"
+
+
+def test_a_unit_beside_a_kink_is_rounding_and_both_roads_are_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As where a unit near a kink falls to its other side in some runs alone."""
-    from memplan.pytorch.eager import Eager
-
-    real, seeds = Eager.shaken, []
-
-    def rarely(self: Any, values: Any, share: float, seed: int) -> Any:
-        seeds.append(seed)
-        return real(self, values, 0.01 if seed == 2 else 0.0, seed)
-
-    planted(monkeypatch, lambda model: scaled(model, "first.weight_grad", 1.003))
-    monkeypatch.setattr(Eager, "shaken", rarely)
-    check = memplan.capture(step()).check
+    given = memplan.TorchStep(Edge(), None, {"x": torch.ones(3)})
+    assert memplan.capture(given).check.granted == 0
+    planted(monkeypatch, across)
+    capture = memplan.capture(given)
+    check = capture.check
     assert check is not None
-    assert check.verdict is Verdict.EQUAL
-    assert seeds == [0, 1, 2]
-    assert "1 tensor off by more than usual rounding, most 'first.weight'" in check.not_checked[0]
+    assert (check.verdict, check.granted) == (Verdict.EQUAL, 2)
+    assert "2 tensors off by more than usual rounding, most" in check.not_checked[0]
+    assert [road.name for road in capture.roads] == ["grad", "joint"]
+    assert any("via grad: 2 tensors off by more" in note for note in capture.notes)
+
+
+def test_a_wrong_rule_is_none_that_changes_with_the_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However much the gradient itself does: it is off by the same."""
+    from memplan.api.capture import doubts
+
+    monkeypatch.setattr(doubts, "SHAKEN", 2.0**-6)
+    planted(monkeypatch, lambda model: scaled(model, "first.weight_grad", 1.003))
+    with pytest.raises(CaptureDiffersError, match=r"first\.weight"):
+        memplan.capture(step())
+
+
+class Tied(nn.Module):  # type: ignore[name-defined,misc]
+    """A function of products that are equal to one another."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.w, self.function = nn.Parameter(torch.ones(6)), function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(x * self.w)
+
+
+def tied(function: Any) -> Any:
+    draws = torch.Generator().manual_seed(5)
+    return memplan.TorchStep(
+        Tied(function), None, {"x": torch.randint(-2, 3, (4, 6), generator=draws).float()}
+    )
+
+
+def pooled(y: Any) -> Any:
+    weights = torch.tensor([1.0, -2.0])
+    return (F.adaptive_max_pool2d(y.view(-1, 1, 2, 3), (1, 2)) * weights).sum()
+
+
+def test_another_rule_at_a_tie_differs_and_the_operator_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from memplan.pytorch import pool_rules
+
+    assert memplan.capture(tied(pooled), via="grad").check.granted == 0
+    # The even share of each of equals, which the maximum of a tensor has.
+    monkeypatch.setattr(pool_rules, "backward_through", lambda value, _: value)
+    with pytest.raises(CaptureDiffersError, match="1 gradient off") as caught:
+        memplan.capture(tied(pooled), via="grad")
+    assert "another rule than PyTorch: adaptive_max_pool2d" in caught.value.hint
+    capture = memplan.capture(tied(pooled))
+    assert (capture.via, capture.check.granted) == ("joint", 0)
+
+
+@pytest.mark.parametrize("via", ["grad", "joint"])
+def test_what_pytorch_does_not_specify_is_said(via: str) -> None:
+    weights = torch.tensor([1.0, -2.0, 0.5])
+    check = memplan.capture(tied(lambda y: (y.topk(3, 1).values * weights).sum()), via=via).check
+    assert (check.verdict, check.granted) == (Verdict.EQUAL, 0)
+    assert "which of equal elements topk takes: PyTorch does not specify it" in check.not_checked[0]
+
+
+class Roots(nn.Module):  # type: ignore[name-defined,misc]
+    """One entry of a gradient is not a number in float32, and is in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.last = nn.Parameter(torch.ones(8)), nn.Linear(8, 1)
+
+    def forward(self, x: Any) -> Any:
+        root = (self.w[:1] * 1e-30).pow(2).sqrt().sum()
+        return self.last(torch.tanh(x * self.w)).pow(2).mean() + root
+
+
+def test_nan_in_one_entry_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    given = memplan.TorchStep(Roots(), None, {"x": torch.randn(4, 8)})
+    assert memplan.capture(given).check.verdict is Verdict.EQUAL
+    planted(monkeypatch, lambda model: scaled(model, "w_grad", 3.0))
+    with pytest.raises(CaptureDiffersError, match="1 gradient off"):
+        memplan.capture(given)
+
+
+class Counting(nn.Module):  # type: ignore[name-defined,misc]
+    """Buffers of whole numbers and truth values, of which one decides what is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(4))
+        self.register_buffer("count", torch.tensor(3))
+        self.register_buffer("odd", torch.tensor(True))
+
+    def forward(self, x: Any) -> Any:
+        y = (x * self.w).pow(2).mean() * torch.where(self.odd, 1.0, 2.0)
+        self.count += 1
+        self.odd.logical_not_()
+        return y
+
+
+def replaced(model: Any, output: str, op: str, *more: Any) -> None:
+    """Put another operator in the place of the one that makes an output."""
+    from onnx import numpy_helper
+
+    scaled(model, output, 1.0)
+    node = next(node for node in model.graph.node if node.name == "planted")
+    node.op_type = op
+    del node.input[1:]
+    model.graph.initializer.pop()
+    for k, value in enumerate(more):
+        model.graph.initializer.append(numpy_helper.from_array(value, f"{output}/{k}"))
+        node.input.append(f"{output}/{k}")
+
+
+@pytest.mark.parametrize("buffer", ["count", "odd"])
+@pytest.mark.parametrize("optimizer", [False, True])
+def test_whole_numbers_in_buffers_are_compared(
+    buffer: str, optimizer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import numpy as np
+
+    model = Counting()
+    chosen = torch.optim.SGD(model.parameters(), 0.1) if optimizer else None
+    given = memplan.TorchStep(model, None, {"x": torch.arange(4.0)}, chosen)
+    assert memplan.capture(given).check.verdict is Verdict.EQUAL
+
+    def wrong(made: Any) -> None:
+        other = ("Add", np.asarray(1)) if buffer == "count" else ("Not",)
+        replaced(made, f"{buffer}_new", *other)
+
+    planted(monkeypatch, wrong)
+    with pytest.raises(CaptureDiffersError, match=f"1 buffer off.*'{buffer}'") as caught:
+        memplan.capture(given)
+    assert caught.value.check.differences[0].step == 1
+
+
+# --- Differences that remain ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fails_from", [2, 3], ids=["shaken weights", "no optimizations"])
+def test_a_difference_survives_the_failure_of_its_explanation(
+    fails_from: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from memplan.api.capture.trial import Trial
+
+    real, runs = Trial.run, [0]
+
+    def failing(self: Any, values: Any, draws: Any, optimized: bool = True) -> Any:
+        runs[0] += 1
+        if runs[0] >= fails_from or not optimized:
+            raise MemoryError("bad allocation")
+        return real(self, values, draws, optimized)
+
+    planted(monkeypatch, lambda model: scaled(model, "loss", 1.01))
+    monkeypatch.setattr(Trial, "run", failing)
+    with pytest.raises(CaptureDiffersError, match=r"the loss is off by 0\.01") as caught:
+        memplan.capture(step(), via="grad")
+    assert caught.value.check.causes == ()
+
+
+def failing_runs(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    from memplan.runtime import sessions
+
+    def fails(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(sessions, "run_step", fails)
+
+
+def test_a_graph_that_cannot_run_differs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    failing_runs(
+        monkeypatch,
+        RuntimeError(
+            "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Non-zero status code returned while "
+            "running Add node. Name:'x' Status Message: 6 by 7 cannot be broadcast"
+        ),
+    )
+    with pytest.raises(CaptureDiffersError, match=r"via grad and joint.*6 by 7") as caught:
+        memplan.capture(step(), tmp_path / "step.onnx")
+    assert caught.value.exit_code == 1
+    assert [each.kind for each in caught.value.check.differences] == ["run"]
+    assert not list(tmp_path.iterdir())
 
 
 WRONG = {
@@ -305,11 +501,14 @@ def test_metrics_and_averages_are_compared(case: str, monkeypatch: pytest.Monkey
 # --- What cannot be checked -----------------------------------------------------------------------
 
 
-def reason(given: Any) -> str:
-    check = memplan.capture(given, weights="none").check
+def reason(given: Any, kind: Skip) -> str:
+    capture = memplan.capture(given, weights="none")
+    check = capture.check
     assert check is not None
-    assert check.verdict is Verdict.SKIPPED
-    assert check.lines == (f"not checked against PyTorch: {check.reason}",)
+    assert (check.verdict, check.skipped_for) == (Verdict.SKIPPED, kind)
+    assert check.lines == (f"not checked against PyTorch, nothing was compared: {check.reason}",)
+    shown = [str(part) for part in render(capture).renderables]
+    assert shown[1] == check.lines[0]
     return str(check.reason)
 
 
@@ -317,20 +516,46 @@ def test_a_loss_that_is_not_a_number_is_said() -> None:
     def loss(model: Any, x: Any, y: Any) -> Any:
         return F.cross_entropy(model(x), y) / 0
 
-    assert "own loss is inf" in reason(step(loss=loss))
+    assert "own loss is inf" in reason(step(loss=loss), Skip.LOSS)
 
 
 def test_memory_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     from memplan.api.capture import reference
 
     monkeypatch.setattr(reference, "available_bytes", lambda: 10_000)
-    assert "are free; a smaller example batch would do" in reason(step())
+    assert "are free; a smaller example batch would do" in reason(step(), Skip.MEMORY)
 
 
 def test_a_graph_that_the_runtime_cannot_run_is_said() -> None:
     model = nn.Conv1d(2, 3, 2).double()
     given = memplan.TorchStep(model, lambda m, x: m(x).pow(2).mean(), torch.randn(1, 2, 5).double())
-    assert "Conv" in reason(given)
+    assert "Conv" in reason(given, Skip.NO_KERNEL)
+
+
+def test_memory_that_a_run_does_not_get_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing_runs(monkeypatch, RuntimeError("Failed to allocate memory for requested buffer"))
+    assert "ran out of memory" in reason(step(), Skip.MEMORY)
+
+
+def test_memory_that_pytorch_does_not_get_is_said() -> None:
+    def loss(model: Any, x: Any, y: Any) -> Any:
+        if not torch.compiler.is_compiling() and type(x) is torch.Tensor:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate")
+        return F.cross_entropy(model(x), y)
+
+    assert "PyTorch ran out of memory" in reason(step(loss=loss), Skip.MEMORY)
+
+
+def test_a_step_that_pytorch_cannot_take_is_refused(tmp_path: Path) -> None:
+    def loss(model: Any, x: Any) -> Any:
+        return torch.heaviside(model(x), model.weight[0]).sum()
+
+    given = memplan.TorchStep(nn.Linear(4, 4), loss, {"x": torch.randn(3, 4)})
+    with pytest.raises(ModelError, match="PyTorch itself cannot take this step") as caught:
+        memplan.capture(given, tmp_path / "step.onnx")
+    assert "heaviside" in caught.value.message
+    assert not list(tmp_path.iterdir())
+    assert memplan.capture(given, via="grad", check=False).check is None
 
 
 # --- Steps that are rude --------------------------------------------------------------------------

@@ -12,8 +12,11 @@ from memplan.errors import EXIT_FINDING, MemplanError
 from memplan.units import counted, format_bytes, listed
 
 _SHOWN = 3
+_SPOKEN = ("draws", "run")
+"""Kinds whose differences are sentences."""
 _KINDS = {
     "draws": "draw",
+    "run": "run",
     "loss": "loss",
     "gradient": "gradient",
     "metric": "metric",
@@ -32,6 +35,25 @@ class Verdict(StrEnum):
     SKIPPED = "skipped"
 
 
+class Skip(StrEnum):
+    """Why nothing was compared: there are no other reasons."""
+
+    NO_VALUES = "no-values"
+    MEMORY = "memory"
+    NO_RUNTIME = "no-runtime"
+    NO_KERNEL = "no-kernel"
+    DRAWS = "draws"
+    LOSS = "loss-not-finite"
+
+
+class NotComparableError(Exception):
+    """A step cannot be held against PyTorch, for the reason in the text, of one of the kinds."""
+
+    def __init__(self, kind: Skip, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """A captured step beside PyTorch's, on the example batch.
@@ -41,6 +63,7 @@ class Check:
     Attributes:
         verdict: what came of it.
         reason: why it was skipped.
+        skipped_for: the kind of that reason.
         loss_error: of the loss.
         gradient_error: the largest of all gradients; ``worst`` has it, of ``gradients`` compared.
         own_error: what PyTorch's gradients differ from those computed in float64 in the middle.
@@ -49,6 +72,7 @@ class Check:
             optimizer given the graph's gradients.
         steps: how many steps were compared.
         draws: random draws of a step that both were given.
+        granted: tensors that are off by more than usual rounding, and taken for rounding.
         not_checked: what was left out, and why.
         differences: what is not PyTorch's; empty unless ``verdict`` says so.
         causes: what probably made it so.
@@ -61,6 +85,7 @@ class Check:
 
     verdict: Verdict
     reason: str = ""
+    skipped_for: Skip | None = None
     loss_error: float | None = None
     gradient_error: float | None = None
     worst: str = ""
@@ -70,6 +95,7 @@ class Check:
     update_error: float | None = None
     steps: int = 0
     draws: int = 0
+    granted: int = 0
     not_checked: tuple[str, ...] = ()
     differences: tuple[Difference, ...] = ()
     causes: tuple[str, ...] = ()
@@ -82,7 +108,7 @@ class Check:
     def lines(self) -> tuple[str, ...]:
         """The report, a line each."""
         if self.verdict is Verdict.SKIPPED:
-            return (f"not checked against PyTorch: {self.reason}",)
+            return (f"not checked against PyTorch, nothing was compared: {self.reason}",)
         left = tuple(f"not checked: {text}" for text in self.not_checked)
         return (self._headline, *left, *self._beside)
 
@@ -123,6 +149,7 @@ class Check:
         return {
             "verdict": str(self.verdict),
             "reason": self.reason,
+            "skipped_for": self.skipped_for,
             "loss_error": _number(self.loss_error),
             "gradient_error": _number(self.gradient_error),
             "worst": self.worst,
@@ -132,6 +159,7 @@ class Check:
             "update_error": _number(self.update_error),
             "steps": self.steps,
             "draws": self.draws,
+            "granted": self.granted,
             "not_checked": list(self.not_checked),
             "differences": [
                 {
@@ -172,7 +200,7 @@ def _summed(differences: Sequence[Difference]) -> list[str]:
         found = [each for each in differences if each.kind == kind]
         if not found:
             continue
-        if kind == "draws":
+        if kind in _SPOKEN:
             texts += [each.name for each in found]
             continue
         worst = max(found, key=lambda each: each.error)

@@ -22,33 +22,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memplan.api.capture.capture_check import Check, Verdict
+from memplan.api.capture.capture_check import Check, NotComparableError, Verdict
 from memplan.api.capture.captured_file import Finished
 from memplan.api.capture.compare_steps import (
     DOUBTFUL,
-    SHAKEN,
     Compared,
     Difference,
-    compare,
+    Side,
     compare_update,
-    distance,
-    largest_of,
 )
-from memplan.api.capture.reference import NotComparableError, Reference, Taken
+from memplan.api.capture.doubts import Doubts
+from memplan.api.capture.reference import Reference, Taken
 from memplan.api.capture.step_gradients import Trained
-from memplan.api.capture.trial import Ran, Trial
-from memplan.errors import RuntimeUnavailableError
+from memplan.api.capture.trial import CannotRunError, Ran, Trial
 from memplan.ir.roles import LOSS_SCALE, Role
 from memplan.pytorch.eager import EagerStep
 from memplan.pytorch.twin import Twin
 from memplan.pytorch.values import as_array, as_tensor, in_float64, precision
-from memplan.units import counted
+from memplan.units import counted, listed
 
 Array = npt.NDArray[Any]
 _UPDATES = 2
-_SHAKES = 6
-"""How often the runtime is asked for its rounding, at most: an element that falls to the other side
-of a kink, which changes a whole gradient, does so in some of these runs."""
 
 
 def check_captured(
@@ -61,13 +55,16 @@ def check_captured(
         done: the graph.
         trained: how it was made.
         peak_bytes: what it is predicted to take.
+
+    Raises:
+        ModelError: PyTorch itself cannot take the step.
     """
     begin = time.perf_counter()
     try:
         reference.require_room(peak_bytes)
         found = _Comparison(reference, done, trained).run()
     except NotComparableError as error:
-        found = Check(Verdict.SKIPPED, str(error))
+        found = Check(Verdict.SKIPPED, str(error), error.kind)
     return replace(found, seconds=time.perf_counter() - begin)
 
 
@@ -78,6 +75,7 @@ class _Found:
     errors: dict[str, float] = field(default_factory=dict)
     differences: list[Difference] = field(default_factory=list)
     worst: str = ""
+    empty: set[str] = field(default_factory=set)
 
     def add(self, kind: str, compared: Compared) -> None:
         """Take note of a comparison."""
@@ -85,6 +83,7 @@ class _Found:
             self.errors[kind] = compared.error
             self.worst = compared.worst if kind == "gradient" else self.worst
         self.differences += compared.differences
+        self.empty.update(compared.empty)
 
     def join(self, other: _Found) -> None:
         """Take note of what another has seen."""
@@ -95,6 +94,7 @@ class _Found:
             for kind in {**self.errors, **other.errors}
         }
         self.differences += other.differences
+        self.empty |= other.empty
 
 
 class _Comparison:
@@ -112,9 +112,19 @@ class _Comparison:
         self.found = _Found()
         self.scale = 1.0
         self.granted: list[Difference] = []
+        self.causes: tuple[str, ...] = ()
+        self.said: list[str] = []
+        self.doubts = Doubts(reference, self._ran, self._sides)
 
     def run(self) -> Check:
-        """Take the steps."""
+        """Take the steps; a graph that cannot run differs."""
+        try:
+            return self._compared()
+        except CannotRunError as error:
+            self.found.differences.append(Difference("run", str(error), float("inf"), 0.0, 1))
+            return self._answer(0)
+
+    def _compared(self) -> Check:
         reference, first = self.reference, self.reference.first
         lost = self._lost_draws(first)
         cause = "a source of randomness became a constant, or two became one"
@@ -152,7 +162,7 @@ class _Comparison:
 
     def _eager_seconds(self) -> float:
         """PyTorch's own step, not the first, neither watched nor with draws of ours."""
-        return self.reference.eager.run(draws=False).seconds
+        return self.reference.run(draws=False).seconds
 
     def _answer(
         self,
@@ -177,6 +187,7 @@ class _Comparison:
             update_error=errors.get("update"),
             steps=steps,
             draws=len(reference.first.draws),
+            granted=len({each.name for each in self.granted}),
             not_checked=self._not_checked(own),
             differences=tuple(
                 replace(each, place=self.reading.place_of(each.name))
@@ -198,12 +209,17 @@ class _Comparison:
             )
         if own is None:
             texts.append("how much PyTorch itself rounds: the step does not run in float64")
+        texts += self.said
+        if self.found.empty:
+            names = listed([f"'{name}'" for name in sorted(self.found.empty)], 3)
+            of = counted(len(self.found.empty), "tensor")
+            texts.append(f"{of} of which PyTorch has no finite entry: {names}")
         if self.granted:
             worst = max(self.granted, key=lambda each: each.error)
             texts.append(
                 f"{counted(len({each.name for each in self.granted}), 'tensor')} off by more than "
-                f"usual rounding, most '{worst.name}' by {worst.error:.1g}: weights that are off "
-                "by a millionth change as much"
+                f"usual rounding, most '{worst.name}' by {worst.error:.1g}: with weights that are "
+                "a millionth off, the difference is another one"
             )
         elif own is not None and own > DOUBTFUL:
             texts.append(f"more than a rough sum: PyTorch's own gradients are off by {own:.0%}")
@@ -232,80 +248,61 @@ class _Comparison:
         return self.reference.taken(number, given)
 
     def _ran(self, values: Mapping[str, Array], outcome: EagerStep, optimized: bool = True) -> Ran:
-        try:
-            return self.trial.run(values, outcome.draws, optimized)
-        except RuntimeUnavailableError as error:
-            raise NotComparableError(error.message) from error
+        return self.trial.run(values, outcome.draws, optimized)
 
     # --- One step ------------------------------------------------------------------------------
 
     def _hold(self, step: int, taken: Taken, values: Mapping[str, Array], ran: Ran) -> None:
         """Loss, gradients, metrics and buffers of a step."""
         found = self._held(step, taken, ran)
-        doubtful = found.differences
-        for seed in range(_SHAKES):
-            if not found.differences:
-                break
-            taken = self._widened(taken, values, ran, seed)
-            found = self._held(step, taken, ran)
-        if not found.differences:
-            self.granted += doubtful
+        if found.differences:
+            judged = self.doubts.judged(step, step - 1, values, ran, found.differences)
+            found.differences = list(judged.differences)
+            self.granted += judged.granted
+            self.causes = judged.causes
+            self.said += [judged.said] if judged.said else []
         self.found.join(found)
 
     def _held(self, step: int, taken: Taken, ran: Ran) -> _Found:
         found = _Found()
-        self._hold_loss(found, step, taken, ran)
+        for side in self._sides(step, taken, ran):
+            found.add(side.kind, side.compared(step))
+        return found
+
+    def _sides(self, step: int, taken: Taken, ran: Ran) -> list[Side]:
+        """What is compared: the graph's, PyTorch's and its exact values."""
         there = self._there(ran)
         wanted = self._gradients(taken.outcome, there)
         right = self._gradients(taken.exact, there) if taken.exact is not None else {}
         there |= {n: np.zeros_like(a) for n, a in wanted.items() if n not in there}
-        found.add("gradient", compare("gradient", step, there, wanted, right, taken.tolerance))
-        self._hold_metrics(found, step, taken, ran)
-        self._hold_buffers(found, step, taken, ran)
-        return found
+        return [
+            self._loss(taken, ran),
+            Side("gradient", there, wanted, right, taken.tolerance),
+            self._metrics(taken, ran),
+            *self._buffers(step, taken, ran),
+        ]
 
     def _there(self, ran: Ran) -> dict[str, Array]:
         """The graph's gradients, of the loss as it is."""
         return {p: _wide(ran.outputs[n]) / self.scale for p, n in self.trial.gradients.items()}
 
-    def _widened(self, taken: Taken, values: Mapping[str, Array], ran: Ran, seed: int) -> Taken:
-        """Grant what the runtime makes of weights that are a little off."""
-        own = self.reference.eager.parameters
-        now = {name: as_tensor(values[name]) for name in own if name in values}
-        shaken = self.reference.eager.shaken(now, SHAKEN, seed)
-        off = {name: as_array(shaken[name].to(now[name].dtype)) for name in now}
-        other = self._ran({**values, **off}, taken.outcome)
-        first, second = self._there(ran), self._there(other)
-        noise = {name: distance(first[name], second[name]) for name in first}
-        for name, output in self._others(taken.outcome).items():
-            noise[name] = distance(_wide(ran.outputs[output]), _wide(other.outputs[output]))
-        scales = {n: largest_of(first[n]) if n in first else 0.0 for n in noise}
-        return replace(taken, tolerance=taken.tolerance.widened(noise, scales))
-
-    def _others(self, outcome: EagerStep) -> dict[str, str]:
-        """Where the graph has what a step gives beside gradients: the loss, metrics, buffers."""
-        loss = self.contract.loss or "loss"
-        buffers = {n: self.new[n] for n in outcome.buffers if n in self.new}
-        return {loss: loss, **{name: name for name in outcome.metrics}, **buffers}
-
-    def _hold_loss(self, found: _Found, step: int, taken: Taken, ran: Ran) -> None:
+    def _loss(self, taken: Taken, ran: Ran) -> Side:
         outcome, exact = taken.outcome, taken.exact
         name = self.contract.loss or "loss"
         own = 0.0 if exact is None else abs(outcome.loss - exact.loss)
         got = {name: _wide(ran.outputs[name]).reshape(())}
         right = {} if exact is None else {name: np.asarray(exact.loss)}
-        wanted = {name: np.asarray(outcome.loss)}
         # A loss near 0 is a difference of terms of some size, and rounds as these do.
-        tolerance = taken.tolerance.like({name: own}, 1.0)
-        found.add("loss", compare("loss", step, got, wanted, right, tolerance))
+        tolerance = taken.tolerance.like({name: own if np.isfinite(own) else 0.0}, 1.0)
+        return Side("loss", got, {name: np.asarray(outcome.loss)}, right, tolerance)
 
-    def _hold_metrics(self, found: _Found, step: int, taken: Taken, ran: Ran) -> None:
+    def _metrics(self, taken: Taken, ran: Ran) -> Side:
         outcome, exact = taken.outcome, taken.exact
         wanted = {name: in_float64(t) for name, t in outcome.metrics.items()}
         right = {} if exact is None else {n: in_float64(t) for n, t in exact.metrics.items()}
         got = {name: _wide(ran.outputs[name]) for name in wanted}
         tolerance = taken.tolerance.like(dict.fromkeys(wanted, 0.0))
-        found.add("metric", compare("metric", step, got, wanted, right, tolerance))
+        return Side("metric", got, wanted, right, tolerance)
 
     def _gradients(self, outcome: EagerStep, there: Mapping[str, Array]) -> dict[str, Array]:
         """PyTorch's gradients of what the graph has gradients of, 0 where it gives none; and of
@@ -317,21 +314,26 @@ class _Comparison:
                 wanted[name] = in_float64(tensor)
         return wanted
 
-    def _hold_buffers(self, found: _Found, step: int, taken: Taken, ran: Ran) -> None:
-        outcome, exact = taken.outcome, taken.exact
-        floats = {n: t for n, t in outcome.buffers.items() if t.is_floating_point()}
-        wanted, got = {}, {}
-        for name, after in floats.items():
-            before = self.reading.tensors[name]
-            if name in self.averages:
-                continue
-            if name in self.new:
-                wanted[name], got[name] = in_float64(after), _wide(ran.outputs[self.new[name]])
-            elif step == 1 and not bool((before == after).all()):
-                wanted[name], got[name] = in_float64(after), in_float64(before)
-        right = {} if exact is None else {n: in_float64(exact.buffers[n]) for n in wanted}
-        tolerance = taken.tolerance.like(dict.fromkeys(wanted, 0.0))
-        found.add("buffer", compare("buffer", step, got, wanted, right, tolerance))
+    def _buffers(self, step: int, taken: Taken, ran: Ran) -> list[Side]:
+        """Those of floats, and those of whole numbers and truth values, which are equal or not."""
+        exact = {} if taken.exact is None else taken.exact.buffers
+        sides = []
+        for floats in (True, False):
+            own = in_float64 if floats else as_array
+            wanted, got = {}, {}
+            for name, after in taken.outcome.buffers.items():
+                before = self.reading.tensors[name]
+                if name in self.averages or after.is_floating_point() != floats:
+                    continue
+                if name in self.new:
+                    made = ran.outputs[self.new[name]]
+                    wanted[name], got[name] = own(after), own(as_tensor(made))
+                elif step == 1 and not bool((before == after).all()):
+                    wanted[name], got[name] = own(after), own(before)
+            right = {name: own(exact[name]) for name in wanted if name in exact}
+            tolerance = taken.tolerance.like(dict.fromkeys(wanted, 0.0)) if floats else None
+            sides.append(Side("buffer", got, wanted, right, tolerance))
+        return sides
 
     def _hold_update(self, step: int, twin: Twin, ran: Ran) -> None:
         """New parameters and state, beside those of PyTorch's optimizer."""
@@ -363,8 +365,13 @@ class _Comparison:
             self.found.add("update", compare_update(step, name, got, want, None))
 
     def _causes(self, step: int, values: Mapping[str, Array], taken: Taken) -> tuple[str, ...]:
-        """What probably made the differences."""
-        plain = self._held(step, taken, self._ran(values, taken.outcome, optimized=False))
+        """What probably made the differences; nothing is said where that is not found out."""
+        if self.causes:
+            return self.causes
+        try:
+            plain = self._held(step, taken, self._ran(values, taken.outcome, optimized=False))
+        except Exception:  # whatever it is: the differences stand
+            return ()
         if not plain.differences:
             return (
                 "a fusion of ONNX Runtime is wrong here: without its optimizations the same graph "

@@ -8,10 +8,8 @@ the same step in float64 shows what its own float32 (or float16) is off by. A te
 - what PyTorch's gradients are off by in the middle (the median, relative to their largest entries),
 
 or by so many units of float32 in its largest entry as kernels that add up in plain float32 were
-seen to be off by (:data:`UNITS`), whichever is most. Where a step is off by more, the runtime is
-asked for its own rounding: what it makes of weights that are off by about a millionth is granted in
-the same way (backward error: Higham, Accuracy and Stability of Numerical Algorithms, 1.5). A
-variance as a difference of squares, say, rounds more than PyTorch's.
+seen to be off by (:data:`UNITS`), whichever is most. What is off by more is looked at again
+(:mod:`memplan.api.capture.doubts`).
 """
 
 from __future__ import annotations
@@ -33,8 +31,6 @@ gives. Of the sample models on ONNX Runtime 1.31.1, gradients were off by up to 
 of a U-Net, sums over 65,536 pixels), where PyTorch's were by 5e-6, and losses by 2.7e-5."""
 ZERO_UNITS = 2.0**6
 """What is zero but for rounding is granted these, of the largest of all gradients."""
-SHAKEN = 2.0**-20
-"""By how much weights are off, relative to each of them, to see how a runtime rounds."""
 _TYPICAL = 16.0
 _UNIT = float(np.finfo(np.float32).eps)
 _UPDATE_SHARE = 1e-4
@@ -50,9 +46,10 @@ class Difference:
     """What is not as in PyTorch.
 
     ``kind`` is ``loss``, ``gradient``, ``metric``, ``buffer``, ``parameter`` or ``state`` (new
-    values), or ``draws``: then ``name`` says what was drawn. ``error`` and ``tolerance`` are
-    relative to the largest entry of the tensor, ``place`` is its module and the line of the user's
-    code that reads it first. ``step`` is the step in which it was seen.
+    values); or ``draws`` or ``run``: then ``name`` says what was drawn, or why the graph cannot
+    run. ``error`` and ``tolerance`` are relative to the largest entry of the tensor, ``place`` is
+    its module and the line of the user's code that reads it first. ``step`` is the step in which it
+    was seen.
     """
 
     kind: str
@@ -66,8 +63,9 @@ class Difference:
 class Tolerance:
     """What the tensors of a step may be off by.
 
-    ``own`` is what PyTorch's is off by, absolute, by name; ``typical`` the same in the middle,
-    relative; ``largest`` the largest entry of all; ``units`` see :data:`UNITS`.
+    ``own`` is what PyTorch's is off by, absolute, by name, in entries that are finite both times;
+    ``typical`` the same in the middle, relative; ``largest`` the largest entry of all; ``units``
+    see :data:`UNITS`.
     """
 
     def __init__(
@@ -90,7 +88,7 @@ class Tolerance:
         self.own: dict[str, float] = {}
         self.typical = 0.0 if exact is not None else _TYPICAL * narrowest
         if exact is not None:
-            self.own = {n: distance(a, exact[n]) for n, a in first.items() if n in exact}
+            self.own = {n: finite_distance(a, exact[n]) for n, a in first.items() if n in exact}
             self.typical = self._middle(self.own, {n: largest_of(exact[n]) for n in self.own})
 
     def of(self, name: str, scale: float) -> float:
@@ -110,18 +108,6 @@ class Tolerance:
         found.own = {name: max(error, self.own.get(name, 0.0)) for name, error in own.items()}
         return found
 
-    def widened(self, noise: Mapping[str, float], scales: Mapping[str, float]) -> Tolerance:
-        """The same where a runtime's own rounding is granted, too.
-
-        Args:
-            noise: by how much each tensor changes where weights are a little off, absolute.
-            scales: their largest entries.
-        """
-        found = copy.copy(self)
-        found.own = {n: max(self.own.get(n, 0.0), noise.get(n, 0.0)) for n in {*self.own, *noise}}
-        found.typical = max(self.typical, self._middle(noise, scales))
-        return found
-
     def _middle(self, errors: Mapping[str, float], scales: Mapping[str, float]) -> float:
         """The median of errors, relative to largest entries, of tensors that are not 0."""
         least = _UNIT * self.largest
@@ -130,12 +116,13 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One kind of tensor, compared: the largest relative error and the tensor that has it, and
-    what differs."""
+    """One kind of tensor, compared: the largest relative error and the tensor that has it, what
+    differs, and the tensors of which PyTorch has no finite entry."""
 
     error: float = 0.0
     worst: str = ""
     differences: tuple[Difference, ...] = ()
+    empty: tuple[str, ...] = ()
 
 
 def compare(
@@ -146,12 +133,15 @@ def compare(
     exact: Mapping[str, Array],
     tolerance: Tolerance,
 ) -> Compared:
-    """Hold tensors against PyTorch's, or against its exact ones, whichever are nearer."""
-    worst, error, differences = "", 0.0, []
+    """Hold tensors against PyTorch's, or against its exact ones, each entry against the nearer. One
+    that is not finite must be so in PyTorch."""
+    worst, error, differences, empty = "", 0.0, [], []
     for name, want in wanted.items():
         got = found[name]
         right = exact.get(name, want)
-        apart = min(distance(got, want), distance(got, right))
+        apart = distance(got, want, right)
+        if want.size and not (np.isfinite(want) & np.isfinite(right)).any():
+            empty.append(name)
         scale = max(largest_of(right), largest_of(want))
         allowed = tolerance.of(name, scale)
         relative = apart / scale if scale else (0.0 if apart <= allowed else float("inf"))
@@ -160,7 +150,57 @@ def compare(
             differences.append(Difference(kind, name, relative, bound, step))
         if scale > ZERO_UNITS * _UNIT * tolerance.largest and relative >= error:
             worst, error = name, relative
-    return Compared(error, worst, tuple(differences))
+    return Compared(error, worst, tuple(differences), tuple(empty))
+
+
+def compare_whole(
+    kind: str,
+    step: int,
+    found: Mapping[str, Array],
+    wanted: Mapping[str, Array],
+    exact: Mapping[str, Array],
+) -> Compared:
+    """Hold tensors of whole numbers or truth values against PyTorch's: they are the same, or as in
+    its exact step."""
+    differences = []
+    for name, want in wanted.items():
+        got, right = found[name], exact.get(name, want)
+        wrong = True if got.shape != want.shape else (got != want) & (got != right)
+        if np.any(wrong):
+            off = distance(got.astype(np.float64), want.astype(np.float64))
+            relative = off / max(largest_of(want.astype(np.float64)), 1.0)
+            differences.append(Difference(kind, name, relative, 0.0, step))
+    return Compared(differences=tuple(differences))
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Tensors of one kind by name: the graph's, PyTorch's, and its exact ones where there are any.
+    Without a tolerance they are whole numbers or truth values."""
+
+    kind: str
+    found: Mapping[str, Array]
+    wanted: Mapping[str, Array]
+    exact: Mapping[str, Array]
+    tolerance: Tolerance | None
+
+    def compared(self, step: int) -> Compared:
+        """The one held against the others, in this step."""
+        given = self.found, self.wanted, self.exact
+        if self.tolerance is None:
+            return compare_whole(self.kind, step, *given)
+        return compare(self.kind, step, *given, self.tolerance)
+
+    def gaps(self) -> dict[tuple[str, str], Array]:
+        """By kind and name: the graph's tensors less PyTorch's; 0 where that is no number."""
+        gaps = {}
+        for name, want in self.wanted.items():
+            got, right = self.found[name], self.exact.get(name, want)
+            if got.shape == right.shape:
+                with np.errstate(invalid="ignore"):
+                    gap = got.astype(np.float64) - right.astype(np.float64)
+                gaps[self.kind, name] = np.where(np.isfinite(gap), gap, 0.0)
+        return gaps
 
 
 def compare_update(
@@ -176,7 +216,8 @@ def compare_update(
     optimizer, which had the same gradients. ``unit`` is that of its type; ``rough``: the update is
     computed in bfloat16, and is judged by norm."""
     largest, apart = largest_of(wanted), distance(found, wanted)
-    moved = largest_of(wanted - before) if before is not None else largest
+    with np.errstate(invalid="ignore"):
+        moved = largest_of(wanted - before) if before is not None else largest
     allowed = 4 * unit * largest + _UPDATE_SHARE * moved
     if rough and before is not None and np.isfinite(apart):
         apart = float(np.linalg.norm(found - wanted))
@@ -196,18 +237,33 @@ def rounding_of_loss(size: float) -> float:
 
 
 def largest_of(array: Array) -> float:
-    """The largest magnitude in an array."""
-    return float(np.abs(array).max()) if array.size else 0.0
+    """The largest magnitude of the finite entries of an array."""
+    largest = float(np.abs(array).max()) if array.size else 0.0
+    if np.isfinite(largest):
+        return largest
+    return float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
 
 
-def distance(one: Array, other: Array) -> float:
-    """The largest difference of two arrays; infinite where one alone is not finite, or shapes are
-    others."""
-    if one.shape != other.shape:
+def distance(one: Array, *others: Array) -> float:
+    """The largest difference of an array from others, each entry from the nearest of them; infinite
+    where one alone is not finite, or shapes are others."""
+    if any(one.shape != other.shape for other in others):
         return float("inf")
     if not one.size:
         return 0.0
+    gaps = [_gaps(one, other) for other in others]
+    return float(np.min(gaps, axis=0).max())
+
+
+def _gaps(one: Array, other: Array) -> Array:
+    """What every entry is apart; infinite where one alone is not finite."""
     same = (one == other) | (np.isnan(one) & np.isnan(other))
     with np.errstate(invalid="ignore"):
         apart = np.where(same, 0.0, np.abs(one - other))
-    return float("inf") if np.isnan(apart).any() else float(apart.max())
+    return np.where(np.isnan(apart), np.inf, apart)
+
+
+def finite_distance(one: Array, other: Array) -> float:
+    """The largest difference of two arrays in entries that are finite in both; 0 without any."""
+    finite = np.isfinite(one) & np.isfinite(other)
+    return float(np.abs(one[finite] - other[finite]).max(initial=0.0))

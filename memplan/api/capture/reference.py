@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from memplan.api.capture.capture_check import NotComparableError, Skip
 from memplan.api.capture.compare_steps import Array, Tolerance, rounding_of_loss
+from memplan.errors import ModelError
 from memplan.pytorch.eager import Eager, EagerStep
 from memplan.pytorch.reading import Reading
-from memplan.pytorch.torch_errors import reason_of
+from memplan.pytorch.torch_errors import ran_out_of_memory, reason_of
 from memplan.pytorch.twin import Twin
 from memplan.pytorch.values import in_float64
 from memplan.runtime.room import available_bytes
@@ -20,10 +22,6 @@ from memplan.units import format_bytes
 
 _FREE_SHARE = 0.8
 """Of the memory that is free: what a check may need."""
-
-
-class NotComparableError(Exception):
-    """A step cannot be held against PyTorch, for the reason in the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +53,15 @@ class Reference:
             NotComparableError: there is not.
         """
         if not self.eager.has_values:
-            raise NotComparableError("the model has no values (meta device)")
+            raise NotComparableError(Skip.NO_VALUES, "the model has no values (meta device)")
         # PyTorch's step in float64, beside the model itself.
         needed = 2 * max(peak_bytes, 3 * self.eager.resident_bytes)
         free = available_bytes()
         if free and needed > _FREE_SHARE * free:
             raise NotComparableError(
+                Skip.MEMORY,
                 f"it needs about {format_bytes(needed)}, and {format_bytes(free)} are free; a "
-                "smaller example batch would do"
+                "smaller example batch would do",
             )
 
     @cached_property
@@ -70,25 +69,58 @@ class Reference:
         """The step on the values that are there.
 
         Raises:
-            NotComparableError: PyTorch cannot take it, or it says nothing.
+            ModelError: PyTorch cannot take it.
+            NotComparableError: it says nothing, or there is no memory for it.
         """
-        try:
-            found = self.eager.run(watched=True)
-        except Exception as error:
-            raise NotComparableError(
-                f"PyTorch cannot run the step here: {reason_of(error)}"
-            ) from error
+        found = self.run(watched=True)
         if not np.isfinite(found.loss):
-            raise NotComparableError(f"PyTorch's own loss is {found.loss} on the example batch")
+            raise NotComparableError(
+                Skip.LOSS, f"PyTorch's own loss is {found.loss} on the example batch"
+            )
         if found.unknown:
             names = ", ".join(sorted(set(found.unknown)))
-            raise NotComparableError(f"no draws can be given to {names}")
+            raise NotComparableError(Skip.DRAWS, f"no draws can be given to {names}")
         return found
+
+    def run(
+        self, number: int = 0, values: Mapping[str, Any] | None = None, **how: bool
+    ) -> EagerStep:
+        """The step once (:meth:`~memplan.pytorch.eager.Eager.run`).
+
+        Raises:
+            ModelError: PyTorch cannot take it.
+            NotComparableError: there is no memory for it, or it runs only with draws of its own.
+        """
+        try:
+            return self.eager.run(number, values, **how)
+        except Exception as error:
+            reason = reason_of(error)
+            if ran_out_of_memory(error):
+                raise NotComparableError(
+                    Skip.MEMORY, f"PyTorch ran out of memory: {reason}"
+                ) from error
+            if how.get("draws", True) and self._runs_alone(number, values):
+                raise NotComparableError(
+                    Skip.DRAWS, f"no draws can be given to this step: {reason}"
+                ) from error
+            raise ModelError(
+                f"PyTorch itself cannot take this step: {reason}",
+                "call backward() on its loss to see where it fails; --no-check (check=False) "
+                "captures the step all the same",
+            ) from error
+
+    def _runs_alone(self, number: int, values: Mapping[str, Any] | None) -> bool:
+        """Whether the step runs where its draws are not ours."""
+        try:
+            self.eager.run(number, values, draws=False)
+        except Exception:
+            return False
+        return True
 
     @cached_property
     def is_steady(self) -> bool:
         """Whether the step gives the same loss when it is taken again, but for rounding."""
-        one, other = self.first.loss, self.eager.run().loss
+        one, other = self.first.loss, self.run().loss
         return abs(one - other) <= rounding_of_loss(max(abs(one), abs(other)))
 
     def taken(self, number: int, values: Mapping[str, Any]) -> Taken:
@@ -98,7 +130,7 @@ class Reference:
             number: tells its draws from those of other steps.
             values: parameters and buffers by name.
         """
-        outcome = self.eager.run(number, values, draws=bool(self.first.draws))
+        outcome = self.run(number, values, draws=bool(self.first.draws))
         return self._beside_exact(outcome, number, values)
 
     @cached_property

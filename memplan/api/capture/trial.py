@@ -18,7 +18,9 @@ import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
+from memplan.api.capture.capture_check import NotComparableError, Skip
 from memplan.api.capture.captured_file import Finished
+from memplan.errors import RuntimeUnavailableError
 from memplan.ir.roles import STATE
 from memplan.proto.counter_masks import counter_masks
 from memplan.proto.edit import copied, replace_nodes
@@ -41,6 +43,10 @@ _FAMILIES = {
     "Multinomial": "",
 }
 """Random operators, and what they draw; nothing that can be given to them: no family."""
+
+
+class CannotRunError(Exception):
+    """ONNX Runtime cannot run a captured graph; the text says where and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +104,13 @@ class Trial:
             optimized: with the runtime's own optimizations, as in anyone's session.
 
         Raises:
-            RuntimeUnavailableError: the runtime refuses the graph.
+            CannotRunError: the runtime refuses the graph, or the run fails.
+            NotComparableError: there is no runtime, no kernel or no memory for it.
         """
-        from memplan.runtime.run_failures import explain
-
-        require_runtime()
+        try:
+            require_runtime()
+        except RuntimeUnavailableError as error:
+            raise NotComparableError(Skip.NO_RUNTIME, error.message) from error
         from memplan.runtime.session_options import session_options
         from memplan.runtime.sessions import open_session, run_step
 
@@ -126,9 +134,21 @@ class Trial:
             found = run_step(session, {n: v for n, v in feeds.items() if n in known})
             seconds = time.perf_counter() - begin
         except Exception as error:
-            raise explain(str(error), "running the captured graph", "cpu") from error
+            raise _failure(error) from error
         names = [item.name for item in session.get_outputs()]
         return Ran(dict(zip(names, found, strict=True)), seconds)
+
+
+def _failure(error: Exception) -> Exception:
+    """What a failed run says of the graph: nothing, where there is no kernel or no memory."""
+    from memplan.runtime.run_failures import explain, lacks_kernel, out_of_memory
+
+    told = explain(str(error), "running the captured graph", "cpu").message
+    if isinstance(error, MemoryError) or out_of_memory(str(error)):
+        return NotComparableError(Skip.MEMORY, told)
+    if lacks_kernel(str(error)):
+        return NotComparableError(Skip.NO_KERNEL, told)
+    return CannotRunError(told)
 
 
 def _zeros(graph: onnx.GraphProto, done: Finished) -> dict[str, Array]:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def render(result: Capture, *, details: bool = False) -> Group:
-    """The graph, the road, inputs and notes; ``details`` lists every name."""
+    """The graph, the road, inputs and notes; ``details`` lists every name. Where nothing was
+    compared with PyTorch, that stands in front."""
     trained = counted(len(result.trained), "parameter")
     lines = [f"trains {trained}: {listed(result.trained, details)}"]
     if result.frozen:
@@ -50,14 +51,16 @@ def render(result: Capture, *, details: bool = False) -> Group:
             f"for the next step: feed {what} back (memplan.new_values in the file's metadata)"
         )
     lines += list(result.notes)
-    if result.check is not None:
-        lines += result.check.lines
+    checked = () if result.check is None else result.check.lines
+    nothing = result.check is not None and result.check.verdict == "skipped"
+    lines += () if nothing else checked
     lines.append(_weights(result))
     if result.output is not None:
         lines.append(f"wrote {result.output}")
     nodes = counted(len(result.model.graph.node), "node")
-    headline = line(f"{result.source}: loss '{result.contract.loss}', {nodes}", "bold")
-    return group([headline, *map(line, lines)])
+    first = [f"{result.source}: loss '{result.contract.loss}', {nodes}"]
+    first += checked if nothing else ()
+    return group([*(line(text, "bold") for text in first), *map(line, lines)])
 
 
 def _treatment(result: Capture) -> list[str]:

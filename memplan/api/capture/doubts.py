@@ -1,0 +1,225 @@
+"""What is off by more than usual rounding: another rule, a tie, or rounding after all.
+
+Both steps are taken again, with the same weights off by about a millionth (backward error: Higham,
+Accuracy and Stability of Numerical Algorithms, 1.5), several times.
+
+1. **Another rule** is wrong by the same amount at all of these points. Rounding is not: a variance
+   as a difference of squares is off by something else each time, and a unit that fell to the other
+   side of a kink is back on the right one.
+2. At **a tie**, or exactly at a kink, both agree at the points beside it, too. But there PyTorch's
+   own step in float64 jumps, however little weights are off; beside a kink it does not. A tie has
+   a rule, and what has another one differs.
+3. ``topk`` and its like have no rule for equal elements: PyTorch does not specify which it takes.
+   So PyTorch is asked to take those that the graph takes, the ones with the lowest indices.
+
+What is neither is granted, and the report says so. A difference whose explanation fails remains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from memplan.api.capture.compare_steps import Array, Difference, Side, distance
+from memplan.api.capture.reference import Reference, Taken
+from memplan.api.capture.trial import Ran
+from memplan.pytorch.eager import EagerStep
+from memplan.pytorch.kinks import FirstOfEquals, OperatorTrace, jumping
+from memplan.pytorch.values import as_array, as_tensor, in_float64
+
+SHAKEN = 2.0**-20
+"""By how much weights are off, relative to each of them."""
+_SHAKES = 6
+"""How often, at most."""
+_TIMES = 2.0
+"""What an error may be of the largest change of it."""
+_TINY = 2.0**-40
+"""The same in float64, to see whether PyTorch's step jumps: far less than float32 rounds by."""
+_SHARE = 0.125
+"""Of a difference: how large a jump explains it."""
+_Key = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What became of differences: those that remain, those that are granted, what probably made
+    the former, and what the report must say."""
+
+    differences: tuple[Difference, ...]
+    granted: tuple[Difference, ...] = ()
+    causes: tuple[str, ...] = ()
+    said: str = ""
+
+
+class Doubts:
+    """Looks at differences again."""
+
+    def __init__(
+        self,
+        reference: Reference,
+        run: Callable[[Mapping[str, Array], EagerStep], Ran],
+        sides: Callable[[int, Taken, Ran], Sequence[Side]],
+    ) -> None:
+        """Take note of how steps are taken.
+
+        Args:
+            reference: PyTorch's.
+            run: the graph's, with values and draws.
+            sides: what is compared in a step, of the two.
+        """
+        self.reference, self.run, self.sides = reference, run, sides
+
+    def judged(
+        self,
+        step: int,
+        number: int,
+        values: Mapping[str, Array],
+        ran: Ran,
+        wrong: Sequence[Difference],
+    ) -> Judged:
+        """Look at the differences of a step.
+
+        Args:
+            step: the step.
+            number: of its draws.
+            values: all that the graph was given.
+            ran: what it made of that.
+            wrong: the differences, of which there are some.
+        """
+        try:
+            return self._judged(step, number, values, ran, tuple(wrong))
+        except Exception:  # whatever it is: what explains nothing excuses nothing
+            return Judged(tuple(wrong))
+
+    def _judged(
+        self,
+        step: int,
+        number: int,
+        values: Mapping[str, Array],
+        ran: Ran,
+        wrong: tuple[Difference, ...],
+    ) -> Judged:
+        own = {*self.reference.eager.parameters, *self.reference.eager.buffers}
+        given = {name: as_tensor(value) for name, value in values.items() if name in own}
+        with FirstOfEquals() as choice:
+            taken = self.reference.taken(number, given)
+        if choice.met and not _differing(self.sides(step, taken, ran), step):
+            return Judged((), said=choice.text)
+        taken = self.reference.taken(number, given)
+        begun = self.sides(step, taken, ran)
+        errors = _errors(begun)
+        noise, least = self._shaken(step, number, {**values}, given, begun, wrong)
+        left = [d for d in wrong if errors[_key(d)] > _TIMES * noise[_key(d)]]
+        if left:
+            return Judged(tuple(left))
+        near = [d for d in wrong if least[_key(d)] < errors[_key(d)] / _TIMES]
+        if not near:
+            return Judged((), wrong)
+        if taken.exact is None:
+            return Judged(
+                tuple(near),
+                causes=(
+                    "with weights a millionth off, both agree: a tie or a kink, which rounding "
+                    "cannot be told from as the step does not run in float64",
+                ),
+            )
+        return self._at_ties(number, given, near, errors) or Judged((), wrong)
+
+    def _shaken(
+        self,
+        step: int,
+        number: int,
+        values: dict[str, Array],
+        given: Mapping[str, Any],
+        begun: Sequence[Side],
+        wrong: Sequence[Difference],
+    ) -> tuple[dict[_Key, float], dict[_Key, float]]:
+        """By how much errors change at most where weights are off, and the least that they are."""
+        first, errors = _gaps(begun), _errors(begun)
+        noise = dict.fromkeys(errors, 0.0)
+        least = dict.fromkeys(errors, float("inf"))
+        for seed in range(_SHAKES):
+            shaken = self.reference.eager.shaken(given, SHAKEN, seed)
+            off = {name: shaken[name].to(tensor.dtype) for name, tensor in given.items()}
+            taken = self.reference.taken(number, off)
+            arrays = {name: as_array(tensor) for name, tensor in off.items()}
+            sides = self.sides(step, taken, self.run({**values, **arrays}, taken.outcome))
+            for key, gap in _gaps(sides).items():
+                if key in first:
+                    noise[key] = max(noise[key], float(np.abs(gap - first[key]).max(initial=0.0)))
+            for key, error in _errors(sides).items():
+                least[key] = min(least.get(key, error), error)
+            if all(errors[_key(d)] <= _TIMES * noise[_key(d)] for d in wrong):
+                break
+        return noise, least
+
+    def _at_ties(
+        self,
+        number: int,
+        given: Mapping[str, Any],
+        near: Sequence[Difference],
+        errors: Mapping[_Key, float],
+    ) -> Judged | None:
+        """Differences that PyTorch's own jumps explain; None if there are none."""
+        shaken = self.reference.eager.shaken
+        here, trace = self._traced(number, shaken(given, 0.0))
+        found: dict[_Key, Difference] = {}
+        names: list[str] = []
+        for share in (_TINY, -_TINY):
+            there, other = self._traced(number, shaken(given, share))
+            for each in near:
+                gap = distance(_value(here, each), _value(there, each))
+                if gap > _SHARE * errors[_key(each)]:
+                    found[_key(each)] = each
+            names += [name for name in jumping(trace, other) if name not in names]
+        if not found:
+            return None
+        where = f": {', '.join(names[:3])}" if names else ""
+        return Judged(
+            tuple(found.values()),
+            causes=(
+                "equal elements, or one exactly at a kink, where the graph has another rule than "
+                f"PyTorch{where} (with weights a millionth off, both agree)",
+            ),
+        )
+
+    def _traced(self, number: int, values: Mapping[str, Any]) -> tuple[EagerStep, OperatorTrace]:
+        with OperatorTrace() as trace:
+            return self.reference.eager.run(number, values, wide=True), trace
+
+
+def _key(difference: Difference) -> _Key:
+    return difference.kind, difference.name
+
+
+def _differing(sides: Sequence[Side], step: int) -> bool:
+    return any(side.compared(step).differences for side in sides)
+
+
+def _gaps(sides: Sequence[Side]) -> dict[_Key, Array]:
+    return {key: gap for side in sides for key, gap in side.gaps().items()}
+
+
+def _errors(sides: Sequence[Side]) -> dict[_Key, float]:
+    """What every tensor is off by, absolute, from the nearer of PyTorch's two."""
+    found = {}
+    for side in sides:
+        for name, want in side.wanted.items():
+            all_of = side.found[name], want, side.exact.get(name, want)
+            found[side.kind, name] = distance(*(each.astype(np.float64) for each in all_of))
+    return found
+
+
+def _value(outcome: EagerStep, of: Difference) -> Array:
+    """What is off, as a step has it; 0 for a gradient that it does not give."""
+    held: Mapping[str, Any] = {
+        "gradient": outcome.gradients,
+        "buffer": outcome.buffers,
+        "metric": outcome.metrics,
+    }.get(of.kind, {})
+    if of.kind == "loss":
+        return np.asarray(outcome.loss)
+    return in_float64(held[of.name]) if of.name in held else np.zeros(())

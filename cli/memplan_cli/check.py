@@ -72,6 +72,13 @@ _COLORS = {
     "give this."
 )
 @click.option(
+    "--state",
+    type=click.Choice(["in-place", "apart"]),
+    help="With --update or --base: where steps with an optimizer write new weights, in-place as "
+    "memplan.Trainer does, or apart; models in the lock keep theirs unless you give this.  "
+    "[default: in-place]",
+)
+@click.option(
     "--base", metavar="REF", help="Also compare with the models at the merge-base of REF and HEAD."
 )
 @click.option(
@@ -95,6 +102,7 @@ def command(
     dims: tuple[str, ...],
     session: str,
     provider: str,
+    state: str | None,
     base: str | None,
     strict: bool,
     reports: tuple[str, ...],
@@ -120,6 +128,7 @@ def command(
         dims=bound(dims),
         session=_named(ctx, "session"),
         provider=_named(ctx, "provider"),
+        state=None if state is None else state.replace("in-place", ""),
         new_session=session,
         new_provider=provider,
         max_peak_bytes=cap,

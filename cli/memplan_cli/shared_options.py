@@ -48,7 +48,8 @@ def state_option(function: Function) -> Function:
         metavar="HOW",
         help="Where the step writes new weights and moments: in-place (over the old ones, as "
         "memplan.Trainer does), apart (in memory of their own), or OUT=IN to pair an output with "
-        "an input. Repeatable.  [default: as the file says, else apart]",
+        "an input. Repeatable.  [default: in-place for steps with an optimizer by capture or grad; "
+        "others as the file says, else apart]",
     )(function)
 
 

@@ -2,9 +2,12 @@
 
 A session that is fed and fetched makes them in memory of the run, beside the old ones. A caller who
 binds them (:class:`memplan.Trainer` and ``memplan run`` do) has them written over the old values,
-or into a second buffer where that would be wrong (:mod:`memplan.simulate.state_memory`). A file
-that was planned so says it in its metadata; any other is taken to be fed and fetched, since a plan
-for bound state breaks its budget in a session whose caller does not bind.
+or into a second buffer where that would be wrong (:mod:`memplan.simulate.state_memory`).
+
+Where nothing is asked, the file decides: by what it says of its state; else, if it is a step with
+an optimizer as ``capture`` and ``grad`` write it, in place, as the trainer runs it. Any other is
+taken to be fed and fetched, since a plan for bound state breaks its budget in a session whose
+caller does not bind.
 """
 
 from __future__ import annotations
@@ -17,12 +20,21 @@ from memplan.errors import ModelError, UsageError
 from memplan.ir.contract import Contract, find_contract
 from memplan.ir.doubts import sound_contract, weigh
 from memplan.ir.graph import Graph
-from memplan.proto.metadata import ASKED, IN_PLACE, STATE, get_metadata, set_metadata
+from memplan.ir.roles import Role
+from memplan.proto.metadata import (
+    APART,
+    ASKED,
+    IN_PLACE,
+    NEW_VALUES,
+    ROLES,
+    STATE,
+    Names,
+    get_metadata,
+    set_metadata,
+)
 from memplan.simulate.opened import OpenModel, with_state
 from memplan.simulate.session import SessionKind
 from memplan.simulate.state_memory import names_of, unbound
-
-APART = "apart"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +94,32 @@ def parse_state(values: Sequence[str]) -> StateRequest:
     return StateRequest(policy, pairs)
 
 
+def runs_in_place(metadata: Mapping[str, object]) -> bool:
+    """Whether a file's metadata are those of a step that new weights leave, as ``capture`` and
+    ``grad`` write it, and neither a plan nor the file says where its state lies."""
+    roles, new_values = metadata.get(ROLES), metadata.get(NEW_VALUES)
+    if not isinstance(roles, Names) or not isinstance(new_values, Names):
+        return False
+    if STATE in metadata or "session" in metadata:
+        return False
+    return any(roles.get(given) == Role.PARAMETER for given in new_values.told)
+
+
+def as_recorded(metadata: Mapping[str, object], state: Sequence[str]) -> Sequence[str]:
+    """The values of ``--state`` for a file of which a record (a plan, a lock) says ``state``:
+    where that is nothing, what nothing meant when state was in place only where the file said so.
+    """
+    return state or (() if metadata.get(STATE) == IN_PLACE else (APART,))
+
+
 def settled(model: OpenModel, session: SessionKind, values: Sequence[str]) -> OpenModel:
     """The model with its state where ``--state`` wants it.
 
     Args:
         model: a model that was opened; its metadata is brought in line.
         session: the kind of session that it is for.
-        values: of ``--state``; empty: as the file says, in a tuned session.
+        values: of ``--state``; empty: as the file says; where it does not, in place for a step
+            with an optimizer that memplan made; apart in a plain session.
 
     Raises:
         ModelError: state is to be in place, and the graph renews nothing.
@@ -104,9 +135,10 @@ def settled(model: OpenModel, session: SessionKind, values: Sequence[str]) -> Op
             "a plain session does not say which node reads a weight last; drop one of "
             "--session default and --state",
         )
-    wanted = request.policy or (metadata.get(STATE) if not plain else APART)
-    if wanted != IN_PLACE:
-        if STATE in metadata:
+    own = runs_in_place(metadata)
+    wanted = request.policy or metadata.get(STATE, IN_PLACE if own else APART)
+    if plain or wanted != IN_PLACE:
+        if STATE in metadata or own:  # said, so that what is written from it is read alike
             set_metadata(proto, {k: v for k, v in metadata.items() if k != STATE} | {STATE: APART})
         return model if model.graph.state is None else replace(model, graph=unbound(model.graph))
     shown = model.prepared.path

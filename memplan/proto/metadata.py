@@ -40,8 +40,8 @@ ASKED = "asked"
 """On a model, ``memplan.asked``: outputs of which a user said whose next value they are."""
 STATE = "state"
 """On a model, ``memplan.state``: :data:`IN_PLACE` if it was planned for sessions that write new
-values over the old ones."""
-IN_PLACE = "in-place"
+values over the old ones, :data:`APART` if for those that make them in memory of the run."""
+IN_PLACE, APART = "in-place", "apart"
 CHUNKED = "chunked"
 """On a model, ``memplan.chunked``: regions of it run in chunks, so that it equals its original up
 to rounding."""

@@ -73,7 +73,8 @@ def place(analysis: Analysis) -> str:
         return f"{analysis.path}: no nodes"
     phase = analysis.phases.of[timeline.order[timeline.peak_step]]
     step = f"step {timeline.peak_step}/{len(timeline.order)}"
-    return f"{analysis.path}: {step} ({phase}: {analysis.peak_node})"
+    state = "" if analysis.graph.state is None else ", state in place"
+    return f"{analysis.path}: {step} ({phase}: {analysis.peak_node}){state}"
 
 
 def work_lines(diff: Diff) -> list[str]:

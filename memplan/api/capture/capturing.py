@@ -256,8 +256,8 @@ def _take(reading: Reading, name: str, wanted: _Wanted) -> _Taken:
         trained = by_autograd(exported, make_sink, wanted.counter)
     require_kernels(trained.model)
     road = Road(name, len(trained.model.graph.node), time.perf_counter() - begin)
-    road = _measured(reading, road, trained)
-    return _Taken(road, trained, finish(reading, exported, trained, wanted.weights, wanted.target))
+    done = finish(reading, exported, trained, wanted.weights, wanted.target)
+    return _Taken(_measured(reading, road, trained), trained, done)
 
 
 def _measured(reading: Reading, road: Road, trained: Trained) -> Road:

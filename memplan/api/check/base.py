@@ -261,7 +261,8 @@ def _lock_of(base: BaseModels, lock: Path) -> Lock | None:
 def _reusable(now: Current, binding: Binding) -> bool:
     """Whether today's figures are those of the same file under ``binding``: a plain session may
     also look into weights that lie elsewhere."""
-    same = now.entry.binding == Binding(now.entry.dims, binding.session, binding.provider)
+    entry = now.entry
+    same = (entry.session, entry.provider) == (binding.session, binding.provider)
     dims = all(binding.dims.get(name) == size for name, size in now.entry.dims.items())
     return same and dims and binding.session == "tuned"
 

@@ -253,8 +253,9 @@ class _Run:
         self, models: BaseModels, target: Target, binding: Binding, now: Current | None
     ) -> Current | None:
         there = models.lock.entries.get(target.path) if models.lock is not None else None
-        wanted = there.binding if there is not None and target.locked is not None else binding
-        return models.current(target.file, target.path, wanted, now)
+        if there is not None and target.locked is not None:
+            binding = replace(there.binding, state=binding.state)
+        return models.current(target.file, target.path, binding, now)
 
     def _orphan(self, target: Target) -> CheckEntry:
         now, unbound, asked = None, tuple[str, ...](), self._new_binding(target)
@@ -281,17 +282,18 @@ class _Run:
         if self.base is not None and self.base.lock is not None:
             there = self.base.lock.entries.get(target.path)
             if there is not None:
-                return rebound(there.binding, request)
+                return _recorded_anew(rebound(there.binding, request))
         return Binding(
             request.dims,
             request.session or request.new_session,
             request.provider or request.new_provider,
+            request.state or "",
         )
 
     def _binding(self, locked: LockEntry) -> Binding:
         if not self.rebind:
             return locked.binding
-        wanted = rebound(locked.binding, self.request)
+        wanted = _recorded_anew(rebound(locked.binding, self.request))
         # The model may have got a dimension since; `measure` drops those that it does not have.
         return replace(wanted, dims={**wanted.dims, **self.request.dims})
 
@@ -305,6 +307,11 @@ class _Run:
             raise
         self.known_dims |= symbolic
         return now
+
+
+def _recorded_anew(binding: Binding) -> Binding:
+    """A binding for a model that is not held against a lock that does not tell the state."""
+    return replace(binding, state=binding.state or "")
 
 
 def _naming(target: Target, message: str) -> str:

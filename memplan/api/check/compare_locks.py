@@ -243,6 +243,7 @@ def diff(locked: LockEntry, now: Current) -> LockDiff:
         ("accounting", locked.accounting, new.accounting),
         ("session", locked.session, new.session),
         ("provider", locked.provider, new.provider),
+        ("state", locked.state, locked.state if now.state_unsaid else new.state),
         ("dims", locked.dims, new.dims),
         ("peak_bytes", locked.peak_bytes, new.peak_bytes),
         (

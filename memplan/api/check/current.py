@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memplan.api.analysis import ACCOUNTING_VERSION, Analysis, analyze_session
 from memplan.api.check.lock import Binding, LockEntry, TopTensors
 from memplan.api.check.traits import traits_of
 from memplan.api.open_step import open_step
+from memplan.api.state_modes import as_recorded, runs_in_place
 from memplan.errors import ModelError
 from memplan.ir.roles import Role
+from memplan.proto.metadata import APART, IN_PLACE, STATE, get_metadata
 from memplan.proto.read import read_model
 from memplan.runtime.installed import installed_runtime
 from memplan.shapes.dims import symbolic_dims
@@ -45,7 +48,8 @@ class Current:
     """A model as it is now. ``step`` is the peak's (from 0) among ``steps``; bytes as in analyze.
 
     ``floor_bytes`` is the structural floor with workspace; ``families`` are all of them, largest
-    total first.
+    total first. ``state_unsaid``: the lock does not say where the state lies, so it is counted as
+    such a lock meant it; ``trained_in_place``: a trainer runs it otherwise, in place.
     """
 
     entry: LockEntry
@@ -54,6 +58,8 @@ class Current:
     phase: str
     floor_bytes: int
     families: tuple[Family, ...]
+    state_unsaid: bool = False
+    trained_in_place: bool = False
 
 
 def family_of(name: str) -> str:
@@ -87,13 +93,30 @@ def measure(
     dims = {name: size for name, size in binding.dims.items() if name in symbolic}
     kind = session_kind(binding.session, binding.provider)
     # A lock holds on any machine, so nothing in it may depend on the processor.
-    found = open_step(prepare(model, file, dims), kind)
+    metadata = get_metadata(model)
+    state: Sequence[str] = (binding.state,) if binding.state else ()
+    if binding.state is None:
+        state = as_recorded(metadata, ())
+    found = open_step(prepare(model, file, dims), kind, state=state)
     analysis = analyze_session(found, kind, portable=True)
-    return current(analysis, path, tolerance), symbolic
+    tuned = kind.name == "tuned"
+    apart = tuned and get_metadata(found.prepared.proto).get(STATE) == APART
+    now = replace(
+        current(analysis, path, tolerance, APART if apart else None),
+        state_unsaid=binding.state is None,
+        trained_in_place=tuned and runs_in_place(metadata),
+    )
+    return now, symbolic
 
 
-def current(analysis: Analysis, path: str, tolerance: str | int | None = None) -> Current:
-    """An analysis as the entry ``path`` of a lock, with what its report needs beside."""
+def current(
+    analysis: Analysis,
+    path: str,
+    tolerance: str | int | None = None,
+    state: str | None = None,
+) -> Current:
+    """An analysis as the entry ``path`` of a lock, with what its report needs beside; ``state``:
+    where its state lies if that is not in place."""
     timeline = analysis.timeline
     found = families(analysis)
     contract = analysis.contract
@@ -111,6 +134,7 @@ def current(analysis: Analysis, path: str, tolerance: str | int | None = None) -
         top=tuple(family.tensors for family in found[:TOP_FAMILIES]),
         tolerance=tolerance,
         runtime=installed_runtime() or None,
+        state=state if analysis.graph.state is None else IN_PLACE,
         as_loaded=analysis.as_loaded if analysis.asked or not analysis.as_loaded else None,
         traits=traits_of(analysis.graph, contract.named(Role.BATCH) if contract else ()),
     )

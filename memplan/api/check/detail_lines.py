@@ -9,6 +9,7 @@ from memplan.api.check.compare_locks import CheckEntry, FamilyDelta, LockDiff
 from memplan.api.check.current import Current
 from memplan.api.check.hints import fit_command, seen_from_here
 from memplan.api.check.lock import LockEntry
+from memplan.proto.metadata import IN_PLACE
 from memplan.units import format_bytes, format_delta, printable
 
 INDENT = " " * 6
@@ -78,7 +79,13 @@ def place(now: Current, before: LockEntry) -> str:
     """Where the peak is, and was."""
     node, old = printable(now.entry.peak_node), printable(before.peak_node)
     was = "as before" if node == old else f"was: {old}"
-    return f"{INDENT}at step {now.step}/{now.steps}  {now.phase}: {node}  ({was})"
+    step = f"{INDENT}at step {now.step}/{now.steps}  {now.phase}: {node}  ({was})"
+    return step + state_words(now.entry)
+
+
+def state_words(entry: LockEntry) -> str:
+    """Where the state was counted, if that is in place."""
+    return ", state in place" if entry.state == IN_PLACE else ""
 
 
 def fit_line(entry: CheckEntry, now: Current) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from memplan.api.check.lock import Binding
 from memplan.errors import UsageError
+from memplan.proto.metadata import IN_PLACE
 from memplan.units import printable
 
 DEFAULT_LOCK = "memplan.lock"
@@ -92,6 +93,8 @@ def binding_options(binding: Binding, base: Binding = DEFAULTS) -> list[str]:
         words += ["--session", binding.session]
     if binding.provider != base.provider:
         words += ["--provider", binding.provider]
+    if (binding.state or "") != (base.state or ""):
+        words += ["--state", binding.state or IN_PLACE]
     return words
 
 

@@ -96,6 +96,7 @@ def _place(now: LockEntry) -> dict[str, object]:
         "dims": dict(now.dims),
         "peak_with_workspace_bytes": now.peak_with_workspace_bytes,
         "peak_node": now.peak_node,
+        "state": now.state,
         "runtime": now.runtime,
         "as_loaded": now.as_loaded,
         "by_class": dict(now.classes),

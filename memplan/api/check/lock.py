@@ -17,6 +17,7 @@ from typing import Any
 from memplan.api.check.toml import Lines, parse_toml
 from memplan.api.check.traits import Traits
 from memplan.errors import LockError, UsageError
+from memplan.proto.metadata import APART, IN_PLACE
 from memplan.proto.paths import MOST_TEXT, file_problem, read_bytes
 from memplan.runtime.providers import PROVIDERS
 from memplan.simulate.session import SESSIONS
@@ -51,11 +52,16 @@ class TopTensors:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """How a model is looked at: sizes of its symbolic dimensions, session kind and provider."""
+    """How a model is looked at: sizes of its symbolic dimensions, session kind and provider.
+
+    ``state`` is where its state lies: empty, as the file is run; ``apart``; None: as a lock means
+    it that does not say (:func:`memplan.api.state_modes.as_recorded`).
+    """
 
     dims: Mapping[str, int]
     session: str
     provider: str
+    state: str | None = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +72,10 @@ class LockEntry:
     model. ``top`` are the largest tensors at the peak, largest total first. ``tolerance`` is what
     a person wrote (a size, a percentage of the locked peak, or bytes); None is 0. ``runtime`` is
     the version of ONNX Runtime that was installed (None: none was, or an older memplan wrote the
-    entry). ``as_loaded`` is there where figures rest on what that runtime makes of the file when it
-    loads it; False: it could not be asked. ``traits`` name the cause of a growth (None: an older
-    memplan wrote the entry).
+    entry). ``state``: ``in-place`` or ``apart``, as it was counted (None: the file said nothing
+    of it, or an older memplan wrote the entry). ``as_loaded`` is there where figures rest on what
+    that runtime makes of the file when it loads it; False: it could not be asked. ``traits`` name
+    the cause of a growth (None: an older memplan wrote the entry).
     """
 
     path: str
@@ -84,6 +91,7 @@ class LockEntry:
     top: tuple[TopTensors, ...]
     tolerance: str | int | None = None
     runtime: str | None = None
+    state: str | None = None
     as_loaded: bool | None = None
     traits: Traits | None = None
 
@@ -95,7 +103,8 @@ class LockEntry:
     @property
     def binding(self) -> Binding:
         """What the peak was found for."""
-        return Binding(self.dims, self.session, self.provider)
+        state = "" if self.state == IN_PLACE else self.state
+        return Binding(self.dims, self.session, self.provider, state)
 
     @property
     def limit_bytes(self) -> int:
@@ -352,6 +361,7 @@ _FIELDS: Mapping[str, Callable[[object], object]] = {
     "top": _top,
     "tolerance": _tolerance,
     "runtime": _text,
+    "state": partial(_choice, (IN_PLACE, APART)),
     "as_loaded": _flag,
     "structure": _text,
     "operators": partial(_wholes, 0),
@@ -359,4 +369,4 @@ _FIELDS: Mapping[str, Callable[[object], object]] = {
     "inputs": _texts,
 }
 _TRAITS = ("structure", "operators", "types", "inputs")
-_OPTIONAL = ("peak_with_workspace_bytes", "tolerance", "runtime", "as_loaded", *_TRAITS)
+_OPTIONAL = ("peak_with_workspace_bytes", "tolerance", "runtime", "state", "as_loaded", *_TRAITS)

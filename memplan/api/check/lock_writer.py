@@ -74,6 +74,7 @@ def _block(entry: LockEntry) -> str:
         ("accounting", entry.accounting),
         ("session", entry.session),
         ("provider", entry.provider),
+        ("state", entry.state),
         ("runtime", entry.runtime),
         ("as_loaded", entry.as_loaded),
     ]

@@ -20,8 +20,9 @@ class CheckRequest:
 
     ``models`` are files; empty: all of the lock. ``session`` and ``provider`` are None where the
     lock's are to be used; models that are not in the lock then get ``new_session`` and
-    ``new_provider``. ``max_peak_bytes`` is the cap for all models. ``base`` is a commit to compare
-    with, too; ``strict``: a lock that allows more than is needed fails.
+    ``new_provider``. ``state`` is ``apart``, empty (as the models are run) or None, likewise.
+    ``max_peak_bytes`` is the cap for all models. ``base`` is a commit to compare with, too;
+    ``strict``: a lock that allows more than is needed fails.
     """
 
     lock: Path
@@ -29,6 +30,7 @@ class CheckRequest:
     dims: Mapping[str, int] = field(default_factory=dict)
     session: str | None = None
     provider: str | None = None
+    state: str | None = None
     new_session: str = "tuned"
     new_provider: str = "cpu"
     max_peak_bytes: int | None = None
@@ -108,7 +110,8 @@ def refuse_other_binding(request: CheckRequest, target: Target) -> None:
 def describe(binding: Binding) -> str:
     """A binding in words."""
     dims = "".join(f"{name}={size}, " for name, size in sorted(binding.dims.items()))
-    return f"{printable(dims)}{binding.session} session, {binding.provider}"
+    state = f", state {binding.state}" if binding.state else ""
+    return f"{printable(dims)}{binding.session} session, {binding.provider}{state}"
 
 
 def rebound(locked: Binding, request: CheckRequest) -> Binding:
@@ -118,4 +121,5 @@ def rebound(locked: Binding, request: CheckRequest) -> Binding:
         {name: request.dims.get(name, size) for name, size in locked.dims.items()},
         request.session or locked.session,
         request.provider or locked.provider,
+        locked.state if request.state is None else request.state,
     )

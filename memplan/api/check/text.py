@@ -16,11 +16,13 @@ from memplan.api.check.detail_lines import (
     fit_line,
     place,
     shown,
+    state_words,
 )
 from memplan.api.check.hints import accept_command
 from memplan.api.check.lock import LockEntry
 from memplan.api.check.verdict import peak_change, summary, worst_first
 from memplan.api.versions import version_notes
+from memplan.proto.metadata import APART
 from memplan.units import format_bytes, format_delta, printable
 
 
@@ -49,6 +51,18 @@ def notes(result: CheckResult) -> list[str]:
             f"ONNX Runtime could not be asked what it makes of {printable(unasked[0])}"
             + (f" and {len(unasked) - 1} more" if len(unasked) > 1 else "")
             + ": fusions at load are not in the figures"
+        )
+    unsaid = [
+        entry
+        for entry in entries
+        if entry.now is not None and entry.now.state_unsaid and entry.now.trained_in_place
+    ]
+    if unsaid:
+        path = printable(unsaid[0].path)
+        found.append(
+            f"{path}{f' and {len(unsaid) - 1} more' if len(unsaid) > 1 else ''}: state counted "
+            "apart, as when the lock was recorded; memplan.Trainer updates it in place; record "
+            f"that:  {accept_command(result.lock, unsaid[0].file)}"
         )
     unknown = [f"{printable(e.path)}: {e.base_problem}" for e in entries if e.base_problem]
     base = [result.base.note] if result.base is not None and result.base.note else []
@@ -100,7 +114,7 @@ def _passed_line(entry: CheckEntry, before: LockEntry, now: Current, result: Che
     if entry.too_loose:
         return f"{head}{peak_change(old, new)}   keep it:  {command}"
     if old == new:
-        return f"{head}peak {format_bytes(new)}{_than_base(entry)}"
+        return f"{head}peak {format_bytes(new)}{state_words(now.entry)}{_than_base(entry)}"
     line = f"{head}{peak_change(old, new)}"
     if entry.status is Status.IMPROVED:
         return f"{line}   {result.against}"
@@ -176,11 +190,12 @@ def _why(entry: CheckEntry, before: LockEntry, now: Current) -> list[str]:
 
 def _graphs(changes: LockDiff, before: LockEntry, now: Current) -> list[str]:
     pairs = (
+        ("state", before.state, before.state if now.state_unsaid else now.entry.state),
         ("dims", dims_text(before), dims_text(now.entry)),
         ("graph", before.fingerprint[:12], now.entry.fingerprint[:12]),
     )
     return [
-        f"{INDENT}{name}: {printable(old)} -> {printable(new)}"
+        f"{INDENT}{name}: {printable(old or APART)} -> {printable(new or APART)}"
         for name, old, new in pairs
         if old != new
     ]

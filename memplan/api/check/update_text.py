@@ -14,9 +14,11 @@ from memplan.api.check.detail_lines import (
     dims_text,
     fit_line,
     shown,
+    state_words,
 )
 from memplan.api.check.lock import LockEntry
 from memplan.api.check.verdict import peak_change
+from memplan.proto.metadata import APART
 from memplan.units import format_bytes, printable
 
 
@@ -46,6 +48,7 @@ def _change_lines(entry: CheckEntry, change: Change) -> list[str]:
     new = entry.now.entry
     if entry.locked is None:
         place = f"at {printable(new.peak_node)}, {new.session} session, {new.provider}"
+        place += state_words(new)
         bound = f", {printable(dims_text(new))}" if new.dims else ""
         return [f"{head}  peak {format_bytes(new.peak_bytes)} {place}{bound}"]
     if change is Change.UNCHANGED:
@@ -57,6 +60,7 @@ def _change_lines(entry: CheckEntry, change: Change) -> list[str]:
         ("accounting", str(old.accounting), str(new.accounting)),
         ("session", old.session, new.session),
         ("provider", old.provider, new.provider),
+        ("state", old.state or APART, new.state or APART),
         ("dims", dims_text(old), dims_text(new)),
         ("peak_with_workspace_bytes", *_workspace(old, new)),
         ("peak_node", old.peak_node, new.peak_node),

@@ -11,8 +11,10 @@ from memplan.api.diff.graph_changes import graph_changes
 from memplan.api.diff.peak_changes import peak_changes
 from memplan.api.open_step import open_step
 from memplan.api.source import Model, as_file, shown_path
+from memplan.api.state_modes import runs_in_place
 from memplan.errors import UsageError
 from memplan.ir.counterparts import find_counterparts
+from memplan.proto.metadata import APART, get_metadata
 from memplan.proto.read import read_model
 from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import prepare
@@ -38,7 +40,8 @@ def diff(
         new_dims: those of the new model that are others, to compare batch sizes.
         session: ``tuned`` or ``default``.
         provider: ``cpu`` or ``cuda``.
-        state: where new weights and moments lie, as for ``analyze``.
+        state: where new weights and moments lie, as for ``analyze``; where nothing is said and one
+            model's state could lie in place and does not, the other's does not either.
 
     Raises:
         ModelError: a model cannot be read or a shape stays unknown.
@@ -48,11 +51,16 @@ def diff(
     asked = (state,) if isinstance(state, str) else tuple(state)
     both = {**(dims or {})}
     left = set(both) | set(new_dims or {})
-    found = []
-    for model, bound in ((old, both), (new, {**both, **(new_dims or {})})):
-        analysis, known = _analyzed(model, bound, session, provider, asked)
+    sides = ((old, both), (new, {**both, **(new_dims or {})}))
+    found, unsaid = [], []
+    for model, bound in sides:
+        analysis, known, by_default = _analyzed(model, bound, session, provider, asked)
         left -= known
         found.append(analysis)
+        unsaid.append(by_default and not asked)
+    for k, (model, bound) in enumerate(sides):
+        if unsaid[k] and _apart(found[1 - k]):
+            found[k], *_ = _analyzed(model, bound, session, provider, (APART,))
     if left:
         raise UsageError(
             f"--dim {min(left)}: neither model has a dimension of that name",
@@ -73,15 +81,22 @@ def compare_analyses(old: Analysis, new: Analysis) -> Diff:
     )
 
 
+def _apart(analysis: Analysis) -> bool:
+    """Whether state that could lie in place does not."""
+    pairs = analysis.contract.new_values if analysis.contract else {}
+    return bool(pairs) and analysis.graph.state is None
+
+
 def _analyzed(
     model: Model, dims: Mapping[str, int], session: str, provider: str, state: tuple[str, ...]
-) -> tuple[Analysis, set[str]]:
-    """One side, and the names of its symbolic dimensions."""
+) -> tuple[Analysis, set[str], bool]:
+    """One side, the names of its symbolic dimensions, and whether its state lies in place where
+    nothing is said."""
     kind = session_kind(session, provider)
     with as_file(model) as file:
         read = read_model(file)
-        known = set(symbolic_dims(read))
+        known, by_default = set(symbolic_dims(read)), runs_in_place(get_metadata(read))
         bound = {name: size for name, size in dims.items() if name in known}
         prepared = prepare(read, file, bound, partly=True)
         analysis = analyze_session(open_step(prepared, kind, state=state), kind)
-    return replace(analysis, path=shown_path(model)), known
+    return replace(analysis, path=shown_path(model)), known, by_default

@@ -27,6 +27,7 @@ from memplan.planning.plan_file import (
     TensorDecision,
 )
 from memplan.planning.plan_rows import WORDS, origins_of, sequence_steps, tensor_rows
+from memplan.proto.metadata import IN_PLACE
 from memplan.runtime.installed import installed_runtime
 
 _PIECE = re.compile(r"(.+)/chunk\d+")
@@ -51,7 +52,7 @@ def recorded_plan(source: Source, proved: Proved) -> PlanFile:
         provider=options.provider,
         dims=source.model.prepared.dims,
         optimize=planned.candidate.variant.level,
-        settings=_settings(goal, planned),
+        settings=_settings(source, goal, planned),
         budget_bytes=goal.budget_bytes,
         baseline_peak_bytes=source.original.timeline.peak_bytes,
         predicted_peak_bytes=proved.applied.timeline.peak_bytes,
@@ -75,11 +76,12 @@ def recorded_plan(source: Source, proved: Proved) -> PlanFile:
     )
 
 
-def _settings(goal: Goal, planned: Planned) -> Settings:
+def _settings(source: Source, goal: Goal, planned: Planned) -> Settings:
     options = goal.options
+    in_place = (IN_PLACE,) if source.model.graph.state is not None else ()
     return Settings(
         loss=options.loss,
-        state=options.state,
+        state=options.state or in_place,
         wrt=options.wrt,
         device=options.device,
         forms=tuple(sorted(WORDS.get(kind, kind) for kind in goal.forms)),

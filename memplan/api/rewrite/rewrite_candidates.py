@@ -31,7 +31,7 @@ from memplan.passes.chunk.chunk_layers import ChunkLayers
 from memplan.passes.loops.choose_storage import FIT, NONE
 from memplan.planning.plain.as_loaded import as_loaded, changes_at_load
 from memplan.processes.scratch import scratch_folder
-from memplan.proto.metadata import carry_marks, get_metadata, set_metadata
+from memplan.proto.metadata import STATE, carry_marks, get_metadata, set_metadata
 from memplan.proto.read import read_model
 from memplan.proto.restore_order import restore_order
 from memplan.shapes.prepare import prepare as prepare_model
@@ -220,10 +220,9 @@ def _optimized(
     lost = carry_marks(prepared.proto.graph, ordered.graph)
     model = prepare_model(ordered, prepared.path, prepared.dims, prepared.weights)
     found = opened(model, loss)
-    if source.graph.state is not None:
+    if STATE in get_metadata(prepared.proto):
         set_metadata(model.proto, get_metadata(prepared.proto))
-        found = like_state(found, source)
-    return found, lost
+    return like_state(found, source), lost
 
 
 def _saved(source: OpenModel, goal: Goal, without: Sequence[str], folder: Path) -> onnx.ModelProto:

@@ -44,7 +44,7 @@ from memplan.api.rewrite.rewrite_result import Rewrite, default_output
 from memplan.api.rewrite.seconds import check_cost_options, given_costs
 from memplan.api.rewrite.selection_report import selection_rows
 from memplan.api.source import Model, as_file, shown_path
-from memplan.api.state_modes import confirmed
+from memplan.api.state_modes import as_recorded, confirmed
 from memplan.deadline import Deadline
 from memplan.errors import InfeasibleError, UsageError
 from memplan.passes.chunk.asked import parse_chunks
@@ -61,6 +61,7 @@ from memplan.planning.plan_file import PlanFile, read_plan
 from memplan.planning.selections import selectors_for
 from memplan.processes.scratch import scratch_folder
 from memplan.proto.external import settle_links
+from memplan.proto.metadata import get_metadata
 from memplan.proto.model_checks import require_device
 from memplan.proto.opset import default_opset, raise_opset
 from memplan.proto.paths import as_output
@@ -203,6 +204,8 @@ def _rewrite(
         proto = read_model(path)
         if again is not None:
             dims = again.dims(proto, dims)
+            recorded = as_recorded(get_metadata(proto), options.state)
+            options = replace(options, state=tuple(recorded))
         placement = NO_WEIGHTS
         if target is not None:
             placement = plan_weights(proto, path, target, options.weights, force, read)

@@ -51,7 +51,7 @@ class Task:
             "session": self.session,
             "provider": self.provider,
             "loss": self.loss,
-            "state": list(self.state),
+            "state": list(self.state) or "as the file is run",
             "versions": self.versions,
             "plan": None
             if self.plan is None
@@ -65,7 +65,8 @@ class Footprint:
     """What a model takes as it is: bytes of a whole step, resident ones included.
 
     ``peak_with_workspace_bytes`` and ``floor_with_workspace_bytes`` are what budgets are held
-    against. ``exact``: no assumption says that a run may take more or less.
+    against. ``exact``: no assumption says that a run may take more or less. ``state_in_place``: new
+    weights are counted over the old ones.
     """
 
     peak_bytes: int
@@ -74,6 +75,7 @@ class Footprint:
     floor_with_workspace_bytes: int
     exact: bool
     assumptions: tuple[str, ...] = ()
+    state_in_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)

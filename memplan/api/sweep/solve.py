@@ -86,6 +86,7 @@ def _footprint(task: Task) -> Footprint:
         floor_with_workspace_bytes=found.floor_with_workspace_bytes,
         exact=not found.inexact,
         assumptions=tuple(found.assumptions),
+        state_in_place=found.graph.state is not None,
     )
 
 

@@ -77,6 +77,7 @@ class SweepPoint:
             "floor_bytes": shape.floor_bytes if shape else None,
             "floor_with_workspace_bytes": shape.floor_with_workspace_bytes if shape else None,
             "exact": shape.exact if shape else None,
+            "state_in_place": shape.state_in_place if shape else None,
             "predicted_peak_bytes": plan.predicted_peak_bytes if plan else None,
             "predicted_peak_with_workspace_bytes": (
                 plan.predicted_peak_with_workspace_bytes if plan else None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from memplan.api.open_step import open_step
 from memplan.api.source import Model, as_file
-from memplan.api.state_modes import like_state
+from memplan.api.state_modes import bindings, like_state
 from memplan.api.validate.bench import Bench, Progress, Ran, opened_bench, unrun_draws
 from memplan.api.validate.clones import clone_findings, clone_names, order_kept, pattern_notes
 from memplan.api.validate.cuda import measured_notes, misplaced
@@ -268,6 +268,7 @@ def _validate(bench: Bench, case: _Case, findings: list[Finding]) -> Validation:
             *judged.notes,
         ),
         equality=judged.equality,
+        state_in_place=len(bindings(case.after.graph)[0]),
         contradicted_outputs=unlike,
     )
 

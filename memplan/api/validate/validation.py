@@ -106,6 +106,7 @@ class Validation(Summary):
     rewritten one in a tuned session. ``comparisons`` are of the original and the rewritten model,
     draw by draw. ``vacuous_outputs``: what shows nothing, and why. ``contradicted_outputs``: those
     that are the same by construction and yet have other bits. ``findings`` are what is wrong.
+    ``state_in_place``: so many outputs were bound to the buffers of inputs in tuned sessions.
     """
 
     provider: str
@@ -125,6 +126,7 @@ class Validation(Summary):
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
     equality: str
+    state_in_place: int = 0
     contradicted_outputs: tuple[str, ...] = ()
 
     @property
@@ -234,6 +236,9 @@ class Validation(Summary):
             f"{'them' if len(names) > 1 else 'it'}"
             for what, names in self._vacuous_by_kind.items()
         ]
+        if self.state_in_place:
+            outputs = counted(self.state_in_place, "output")
+            lines.append(f"state in place: {outputs} bound over old values, as in memplan.Trainer")
         if self.other is not None and self.other_comparison is not None:
             p = self.other_comparison
             how = "bitwise equal" if p.bitwise else f"relative difference {p.max_rel_diff:.3g}"
@@ -282,6 +287,7 @@ class Validation(Summary):
             "session": self.session,
             "proved": self.proved,
             "equality": self.equality,
+            "state_in_place": self.state_in_place,
             "max_abs_diff": self.comparison.max_abs_diff,
             "max_rel_diff": self.comparison.max_rel_diff,
             "equivalence": self.equivalence.as_json(),

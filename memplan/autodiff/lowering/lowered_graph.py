@@ -30,7 +30,15 @@ from memplan.ir.contract import Contract
 from memplan.ir.graph import Phase
 from memplan.ir.roles import Role
 from memplan.proto.edit import drop_named, live_nodes, remove_unread, replace_nodes
-from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY, get_metadata, node_metadata, set_metadata
+from memplan.proto.metadata import (
+    APART,
+    FORWARD_KEY,
+    PHASE_KEY,
+    STATE,
+    get_metadata,
+    node_metadata,
+    set_metadata,
+)
 from memplan.proto.model_checks import find_fault, require_valid
 from memplan.proto.nodes import domain_of
 from memplan.shapes.infer import stated_types
@@ -106,7 +114,8 @@ class _GraphLowering:
         made = list(walk.nodes())
         self._assemble(walk, made, loss, gradients)
         contract = self._contract(loss, gradients)
-        set_metadata(self.model, {**get_metadata(self.model), **contract.as_metadata()})
+        told = {**contract.as_metadata(), STATE: APART}  # as its own sessions were fed
+        set_metadata(self.model, {**get_metadata(self.model), **told})
         make_blunt(self.model)
         _require_sound(self.model)
         return Lowered(self.model, contract, walk.replaced, self.fed, self.boundary.seeded)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from memplan.api.analysis import Analysis
 
 _REASONS_SHOWN = 3
+AS_TRAINED = "as memplan.Trainer binds it (--state apart: for a session of your own)"
 
 
 def doubt_lines(analysis: Analysis) -> list[str]:
@@ -29,7 +30,7 @@ def state_lines(graph: Graph) -> list[str]:
         return []
     lines = [
         f"state in place: {counted(found.in_place, 'output')} over the old values, "
-        f"{format_bytes(found.in_place_bytes)} that no run takes; load it with memplan.Trainer"
+        f"{format_bytes(found.in_place_bytes)} that no run takes, {AS_TRAINED}"
     ]
     if found.reasons:
         reasons = Counter(found.reasons.values()).most_common(_REASONS_SHOWN)

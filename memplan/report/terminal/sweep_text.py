@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from memplan.api.sweep.fit import caveats, in_words
 from memplan.api.sweep.sweep_result import Status, planned_by
 from memplan.report.sweep_columns import assumed, named, varying
+from memplan.report.terminal.state_text import AS_TRAINED
 from memplan.report.terminal.tables import Table, group, line, notes, section
 from memplan.units import counted, format_bytes
 
@@ -55,6 +56,10 @@ def _facts(sweep: Sweep) -> list[str]:
     facts = [", ".join([what, *fixed]), f"planned by {planned_by(sweep.options)}"]
     if not any(p.budget for p in sweep.points):
         del facts[1]
+    bound = {p.model for p in sweep.points if p.footprint and p.footprint.state_in_place}
+    if bound:
+        where = "" if len(bound) == len(models) else f" in {counted(len(bound), 'model')}"
+        facts.append(f"state in place{where}, {AS_TRAINED}")
     return facts
 
 

@@ -55,7 +55,7 @@ def test_groups_of_one_are_not_worth_a_table() -> None:
 
 def test_what_is_freed_is_what_prune_frees() -> None:
     # The peak stays at the same node here, so that figures at this step are those of the peak.
-    analysis = analyze(MODEL)
+    analysis = analyze(MODEL, state="apart")
     found = {item.module: item for item in narrowings(analysis.timeline, analysis.phases)}
     for module in ("layers.0", "layers.3"):
         rest = [m for m in found if m != module]

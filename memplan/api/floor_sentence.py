@@ -23,12 +23,14 @@ class FloorReport:
     """Resident bytes are counted in all sizes.
 
     ``nbytes``: with workspace, which budgets are held against; ``tensor_bytes``: without.
-    ``reason``: what sets it. ``lowered_by``: the only moves that could lower it. ``next_bytes``:
-    the lowest that it can be then, as ``next_reason`` sets that.
+    ``resident_bytes`` are part of both; ``reason``: what sets the rest. ``lowered_by``: the only
+    moves that could lower it. ``next_bytes``: the lowest that it can be then, as ``next_reason``
+    sets that.
     """
 
     nbytes: int
     tensor_bytes: int
+    resident_bytes: int
     reason: str
     lowered_by: str
     next_bytes: int
@@ -37,9 +39,14 @@ class FloorReport:
     @property
     def line(self) -> str:
         """All of it as a sentence."""
+        return f"floor {format_bytes(self.nbytes)}: {self.parts}"
+
+    @property
+    def parts(self) -> str:
+        """What it is made of, what could lower it, and the next one."""
         return (
-            f"floor {format_bytes(self.nbytes)}, set by {self.reason}. To go lower: "
-            f"{self.lowered_by}; the next limit is {format_bytes(self.next_bytes)} "
+            f"{format_bytes(self.resident_bytes)} resident, the rest set by {self.reason}. To go "
+            f"lower: {self.lowered_by}; the next limit is {format_bytes(self.next_bytes)} "
             f"({self.next_reason})"
         )
 
@@ -78,6 +85,7 @@ def floor_report(
     return FloorReport(
         resident + floor.with_workspace,
         resident + floor.nbytes,
+        resident,
         pin.describe(graph),
         _way(graph, outputs, new_values or {}, chunked),
         resident + following.nbytes,

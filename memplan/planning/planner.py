@@ -68,6 +68,27 @@ class PlanRequest:
     at_hand: tuple[str, ...] = ()
 
 
+class NoPlanError(InfeasibleError):
+    """No plan keeps the budget. What its floor is made of is in ``floor``, of ``graph``, and in the
+    hint; callers who know what could lower it say that instead."""
+
+    def __init__(self, prepared: Prepared, message: str, way: str = "") -> None:
+        self.graph, self.session = prepared.request.graph, prepared.request.session
+        self.floor, self.way = prepared.floor, way
+        self.floor_bytes = prepared.resident_bytes + self.floor.with_workspace
+        super().__init__(message)
+        self.explain(
+            f"{format_bytes(prepared.resident_bytes)} resident, the rest set by "
+            f"{self.floor.loaded.describe(self.graph)}"
+        )
+
+    def explain(self, parts: str) -> None:
+        """Let the hint say what the floor is made of."""
+        if self.way:
+            parts = f"{self.way}; the certified floor is {self.floor_bytes:,} B: {parts}"
+        self.hint = parts
+
+
 def plan_request(
     model: OpenModel,
     session: SessionKind,
@@ -343,28 +364,27 @@ def _offloaded(prepared: Prepared, runs: Mapping[int, int]) -> tuple[Offloaded, 
 
 def _below_floor(prepared: Prepared) -> InfeasibleError:
     need = prepared.resident_bytes + prepared.floor.with_workspace
-    reason = prepared.floor.loaded.describe(prepared.request.graph)
-    return InfeasibleError(
+    return NoPlanError(
+        prepared,
         f"budget {prepared.request.budget_bytes:,} B is below the floor {need:,} B "
         f"({format_bytes(need)}), which no order and no recomputation can go below",
-        f"{format_bytes(prepared.resident_bytes)} is resident; the rest is set by {reason}",
     )
 
 
 def _not_found(prepared: Prepared, decision: Decision, proven: bool) -> InfeasibleError:
     reached = prepared.resident_bytes + prepared.reserved_bytes + decision.peak
-    need = prepared.resident_bytes + prepared.floor.with_workspace
     if proven:
-        return InfeasibleError(
+        return NoPlanError(
+            prepared,
             f"no order and no recomputation fits {prepared.request.budget_bytes:,} B (proved); "
             f"the lowest peak reached is {reached:,} B ({format_bytes(reached)})",
             _what_works(prepared, reached),
         )
-    return InfeasibleError(
+    return NoPlanError(
+        prepared,
         f"no plan found within {prepared.request.budget_bytes:,} B; the lowest peak reached is "
         f"{reached:,} B ({format_bytes(reached)})",
-        f"{_what_works(prepared, reached)}; the certified floor is {need:,} B, set by "
-        f"{prepared.floor.loaded.describe(prepared.request.graph)}",
+        _what_works(prepared, reached),
     )
 
 

@@ -15,7 +15,7 @@ from memplan.ops.memory import MemorySemantics, semantics
 from memplan.simulate.allocation import is_resident
 from memplan.simulate.growing_sets import EMPTY, GrowingSets
 from memplan.simulate.timeline import Timeline
-from memplan.units import format_bytes, listed
+from memplan.units import format_bytes
 
 _NAMED = 3  # tensors of a pin
 
@@ -40,21 +40,32 @@ class Floor:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Bytes, the node that needs them (ABSENT: the end of the step) and the tensors there then."""
+    """Bytes, the node that needs them (ABSENT: the end of the step) and the tensors there then.
+
+    The bytes are those of the tensors, of the node's ``workspace``, and those ``inside`` its body.
+    """
 
     nbytes: int
     node: int
     tensors: tuple[int, ...]
+    workspace: int = 0
+    inside: int = 0
 
     def describe(self, graph: Graph) -> str:
-        """What pins the floor, in one line."""
-        names = [
-            f"{graph.tensors[t].name} ({format_bytes(graph.tensors[t].nbytes)})"
-            for t in sorted(self.tensors, key=lambda t: -graph.tensors[t].nbytes)
-        ]
+        """What pins the floor, in one line whose sizes add up to :attr:`nbytes`."""
+        largest = [t for t in self.tensors if graph.tensors[t].nbytes]
+        largest.sort(key=lambda t: -graph.tensors[t].nbytes)
+        sizes = [graph.tensors[t].nbytes for t in largest]
+        parts = [("its workspace, predicted only", self.workspace), ("its body", self.inside)]
+        parts = [(name, nbytes) for name, nbytes in parts if nbytes]
+        shown = zip(largest[:_NAMED], sizes, strict=False)
+        parts += [(graph.tensors[t].name, nbytes) for t, nbytes in shown]
+        listed = ", ".join(f"{name} ({format_bytes(nbytes)})" for name, nbytes in parts)
+        if more := sizes[_NAMED:]:
+            listed += f" and {len(more)} more ({format_bytes(sum(more))})"
         if self.node == ABSENT:
-            return f"{self.where(graph)}, held to the end: {listed(names, _NAMED)}"
-        return f"{self.where(graph)}, which needs {listed(names, _NAMED)} at once"
+            return f"{self.where(graph)}, held to the end: {listed}"
+        return f"{self.where(graph)}, which needs {listed} at once"
 
     def where(self, graph: Graph) -> str:
         """The node, or the end of the step."""
@@ -104,13 +115,14 @@ def structural_floor(
         )
         nbytes = more + sets.weight[before] + inside.get(node.id, 0)
         step = timeline.allocation.step_of[node.id]
-        with_workspace = nbytes + int(timeline.workspace[step])
+        workspace, body = int(timeline.workspace[step]), inside.get(node.id, 0)
+        with_workspace = nbytes + workspace
         if nbytes > plain.nbytes or with_workspace > loaded.nbytes:
             pinned = tuple(sorted(tensors.union(sets.elements(before))))
             if nbytes > plain.nbytes:
-                plain = Pin(nbytes, node.id, pinned)
+                plain = Pin(nbytes, node.id, pinned, 0, body)
             if with_workspace > loaded.nbytes:
-                loaded = Pin(with_workspace, node.id, pinned)
+                loaded = Pin(with_workspace, node.id, pinned, workspace, body)
         _hand_on(graph, node, before, is_held, sets, behind)
     return Floor(plain, loaded)
 

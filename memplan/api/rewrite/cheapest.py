@@ -26,7 +26,6 @@ from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import simulate
 from memplan.solver.strategies.builtin import Search
-from memplan.solver.strategy import Strategy
 
 # Of the time limit, without which the kind of chunks that takes longest to make is left out.
 _LEAST_TIME = 0.2
@@ -142,10 +141,11 @@ def _late(goal: Goal) -> bool:
 
 
 def _preferred(plans: Sequence[Planned], goal: Goal) -> Planned:
-    """The cheapest; where the budget says nothing, or the least is asked for, the lowest."""
+    """The cheapest, of such the one with the lowest peak without workspace, which runs show; where
+    the budget says nothing, or the least is asked for, the lowest."""
     if goal.lowest or goal.strategy.ignores_budget:
         return min(plans, key=lambda plan: (plan.peak_bytes, plan.extra_cost))
-    return min(plans, key=lambda plan: (plan.extra_cost, plan.peak_bytes))
+    return min(plans, key=lambda p: (p.extra_cost, p.plan.predicted_peak_bytes, p.peak_bytes))
 
 
 def steps_of(
@@ -219,7 +219,7 @@ def try_plan(
     """
     plans: list[Planned] = []
     failure: MemplanError | None = None
-    orders = _orders(steps, goal.strategy)
+    orders = _orders(candidate, steps, goal)
     for number, ordered in enumerate(orders):
         share = deadline.share(1 / (len(orders) - number))
         try:
@@ -231,11 +231,19 @@ def try_plan(
     return _preferred(plans, goal)
 
 
-def _orders(steps: tuple[PassStep, ...], strategy: Strategy) -> list[tuple[PassStep, ...]]:
-    """The steps; for a published strategy also without the new node order: it may get on better in
-    the order that it was made for."""
+def _orders(
+    candidate: Candidate, steps: tuple[PassStep, ...], goal: Goal
+) -> list[tuple[PassStep, ...]]:
+    """The steps; also without the new node order for a published strategy, which may get on better
+    in the order that it was made for, and where a budget may do without an order that saves
+    workspace alone and costs memory that runs show."""
     before = without_order(steps)
-    return [steps] if isinstance(strategy, Search) or before is steps else [steps, before]
+    if before is steps:
+        return [steps]
+    last = before[-1] if before else candidate
+    raised = steps[-1].timeline.peak_bytes > last.timeline.peak_bytes
+    own = isinstance(goal.strategy, Search) and not (raised and not goal.lowest)
+    return [steps] if own else [steps, before]
 
 
 def _plan(

@@ -23,6 +23,7 @@ from memplan.api.analysis import (
     grad_command,
     no_backward_notes,
 )
+from memplan.api.floor_sentence import floor_report
 from memplan.api.open_step import open_step
 from memplan.api.rewrite.goal import (
     Goal,
@@ -47,6 +48,7 @@ from memplan.api.source import Model, as_file, shown_path
 from memplan.api.state_modes import as_recorded, confirmed
 from memplan.deadline import Deadline
 from memplan.errors import InfeasibleError, UsageError
+from memplan.passes.chunk.asked import NONE as NO_CHUNKS
 from memplan.passes.chunk.asked import parse_chunks
 from memplan.passes.manager import passes_for
 from memplan.passes.order import in_state_order
@@ -58,6 +60,7 @@ from memplan.planning.plain.as_loaded import (
 )
 from memplan.planning.plain.fences import OLDEST_OPSET
 from memplan.planning.plan_file import PlanFile, read_plan
+from memplan.planning.planner import NoPlanError
 from memplan.planning.selections import selectors_for
 from memplan.processes.scratch import scratch_folder
 from memplan.proto.external import settle_links
@@ -72,6 +75,7 @@ from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind, session_kind
+from memplan.simulate.timeline import simulate
 from memplan.solver.strategy import Progress
 
 __all__ = ["Rewrite", "RewriteOptions", "default_output", "replay", "rewrite"]
@@ -236,7 +240,7 @@ def _rewrite(
             else:
                 proved, found = replayed(source, goal, again.plan, strict=again.strict)
         except InfeasibleError as error:
-            raise _without_backward(source.model, error) from None
+            raise _told(error, source, options) from None
     loaded = _confirm_loaded(proved)
     if target is not None:
         beside = source.model.prepared.beside
@@ -253,9 +257,21 @@ def _warm_up() -> None:
     warm_up()
 
 
-def _without_backward(model: OpenModel, error: InfeasibleError) -> InfeasibleError:
-    """The error for a graph of which nothing can be recomputed; the same for any other."""
+def _told(error: InfeasibleError, source: Source, options: RewriteOptions) -> InfeasibleError:
+    """The error with what would lower the floor; of a graph of which nothing can be recomputed, how
+    to make another."""
+    model = source.model
     if not no_backward_notes(model):
+        if isinstance(error, NoPlanError):
+            contract, tuned = source.original.contract, error.session.name == "tuned"
+            found = floor_report(
+                error.floor,
+                error.graph,
+                simulate(error.graph, error.session),
+                contract.new_values if contract is not None and tuned else {},
+                chunked=options.chunk != NO_CHUNKS,
+            )
+            error.explain(found.parts)
         return error
     return InfeasibleError(
         f"{NO_BACKWARD}: {error.message}", f"make a training graph of it: {grad_command(model)}"

@@ -64,6 +64,12 @@ class Run:
             nbytes == self.predicted_later_dynamic_bytes for nbytes in later
         )
 
+    @property
+    def workspace_bytes(self) -> int | None:
+        """How far workspace lifts the predicted peak; None where that is not known."""
+        peak, whole = self.predicted_peak_bytes, self.predicted_peak_with_workspace_bytes
+        return None if peak is None or whole is None else whole - peak
+
     def as_json(self) -> dict[str, object]:
         """All fields, by name."""
         return {
@@ -177,13 +183,21 @@ class Validation(Summary):
     def verdict(self) -> str:
         """``proved``, ``not proved``, or why it is neither."""
         if self.proved:
-            return "proved"
+            return "proved, but the measured peak RISES" if self.rise_bytes > 0 else "proved"
         return "not proved" if self.findings else "no finding, but not proved"
+
+    @property
+    def rise_bytes(self) -> int:
+        """How far the measured peak is above the original's."""
+        return self.rewritten.measured_peak_bytes - self.original.measured_peak_bytes
 
     @property
     def summary(self) -> str:
         """What was shown, in a line: every word of it is there only if it was."""
-        return "; ".join([self._equality_words, self._peak_words, *self._budget_words])
+        words = [self._equality_words, self._peak_words, *self._budget_words]
+        if self.rise_bytes > 0:  # what is worse than before is said before what is well
+            words[:2] = words[1::-1]
+        return "; ".join(words)
 
     @property
     def _equality_words(self) -> str:
@@ -204,6 +218,9 @@ class Validation(Summary):
         before, after = self.original.measured_peak_bytes, self.rewritten.measured_peak_bytes
         change = 100 * (after / before - 1) if before else 0.0
         said = ", as predicted" if self.rewritten.as_predicted else ""
+        saved = (self.original.workspace_bytes or 0) - (self.rewritten.workspace_bytes or 0)
+        if self.rise_bytes > 0 and saved > 0:
+            said += f", for {saved:,} B less of workspace, which is predicted only"
         return f"peak measured {before:,} B -> {after:,} B ({change:+.1f}%){said}"
 
     @property

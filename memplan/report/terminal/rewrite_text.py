@@ -66,6 +66,18 @@ def render(result: Rewrite, *, details: bool = False) -> Group:
 
 
 def _headline(result: Rewrite) -> str:
+    """The answer; first of all what it costs, where the peak that runs show is higher than before:
+    a budget counts workspace, which is predicted only."""
+    old, new = result.original.timeline, result.timeline
+    rise = new.peak_bytes - old.peak_bytes
+    if rise <= 0:
+        return _answer(result)
+    saved = rise + old.peak_with_workspace_bytes - new.peak_with_workspace_bytes
+    traded = f" for {format_bytes(saved)} less of workspace, predicted only" if saved > 0 else ""
+    return f"the peak that runs show RISES by {format_bytes(rise)}{traded}; {_answer(result)}"
+
+
+def _answer(result: Rewrite) -> str:
     plan, loops = result.plan, sum(bool(pair.recomputed) for pair in result.pairs)
     peak = format_bytes(result.timeline.peak_with_workspace_bytes)
     if plan.clones or loops or result.chunked or result.offload:

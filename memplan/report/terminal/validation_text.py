@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 def render(validation: Validation, *, details: bool = False) -> Group:
     """Verdict, measurements side by side, and what to know about them."""
-    colour = "green" if validation.proved else "red" if validation.findings else "yellow"
+    clean = validation.proved and validation.rise_bytes <= 0
+    colour = "green" if clean else "red" if validation.findings else "yellow"
     verdict = f"{validation.verdict}: {validation.summary}"
     parts: list[RenderableType] = [line(verdict, f"bold {colour}")]
     parts += [line(f"- {finding}", "red") for finding in validation.findings]
@@ -35,7 +36,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
     parts: list[list[tuple[str, list[str]]]] = [
         [
             ("resident, from the file", [_bytes(run.resident_bytes) for run in runs]),
-            ("workspace, predicted only", [_bytes(_workspace(run)) for run in runs]),
+            ("workspace, predicted only", [_bytes(run.workspace_bytes) for run in runs]),
         ],
         [
             ("dynamic, predicted", [_bytes(_dynamic(run)) for run in runs]),
@@ -72,12 +73,6 @@ def runs_table(runs: Sequence[Run]) -> Table:
 def _dynamic(run: Run) -> int | None:
     peak = run.predicted_peak_bytes
     return None if peak is None else peak - run.resident_bytes
-
-
-def _workspace(run: Run) -> int | None:
-    """How far workspace lifts the predicted peak."""
-    peak, whole = run.predicted_peak_bytes, run.predicted_peak_with_workspace_bytes
-    return None if peak is None or whole is None else whole - peak
 
 
 def _further(run: Run, draw: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 from io import StringIO
 from pathlib import Path
@@ -13,10 +14,12 @@ import memplan
 from helpers.graphs import TUNED, open_text, parse
 from memplan.api.analysis import analyze_open
 from memplan.api.floor_sentence import floor_report
+from memplan.errors import InfeasibleError
 from memplan.report.html.page import analysis_html
 from memplan.report.terminal.analysis_text import render
 from memplan.simulate.floor import structural_floor
 from memplan.simulate.timeline import simulate
+from memplan.units import format_bytes
 
 # The widest node needs 3 x 64 KiB, the next one, without tensors of that size, 3 x 16 KiB.
 WIDE = """g (float[16, 1024] x) => (float[16, 1024] z) <int64[2] two = {1, 4}, int64[1] ends = {16}>
@@ -54,6 +57,29 @@ def test_outputs_set_it() -> None:
     assert plain.next_bytes - timeline.resident_bytes == 16 * 1024 * 4
     state = floor_report(floor, model.graph, timeline, {"p": "x"})
     assert "--state in-place" in state.lowered_by
+
+
+def test_the_parts_add_up_and_workspace_is_named() -> None:
+    """Of the sentence: resident, the kernel's workspace, the tensors, and what is not named."""
+    text = """g (float[64,64] x) => (float y) { [a] a = Neg(x) [b] b = Sin(x) [c] c = Sum(a, b, x)
+      [d] d = Sum(c, a, b) [s] s = Softmax<axis = 0>(d) [e] e = Sum(s, a, b, c)
+      [y] y = ReduceSum<keepdims = 0>(e) }"""
+    found = analyze_open(open_text(text), TUNED).floor
+    parts = re.findall(r"([0-9.]+) KiB(?: resident|\))", found.line.split("To go lower")[0])
+    assert "its workspace, predicted only (16.0 KiB)" in found.line
+    assert sum(map(float, parts)) * KIB == found.nbytes
+
+
+def test_an_infeasible_budget_says_what_could_lower_the_floor() -> None:
+    model = parse(OUTPUTS.replace("float[16, 1024] x)", "float[16, 1024] x, float[16, 1024] v)"))
+    model.graph.output[0].name = model.graph.node[0].output[0] = "x_new"
+    with pytest.raises(InfeasibleError) as failed:
+        memplan.rewrite(model, "1KiB")
+    assert "below the floor" in failed.value.message
+    found = memplan.analyze(model).floor
+    assert failed.value.hint == found.parts
+    assert "To go lower: --state in-place" in failed.value.hint
+    assert f"the next limit is {format_bytes(found.next_bytes)}" in failed.value.hint
 
 
 def test_the_next_floor_leaves_out_what_is_as_large() -> None:

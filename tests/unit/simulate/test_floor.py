@@ -113,7 +113,8 @@ def test_all_graph_outputs_are_there_at_the_end() -> None:
     assert floor.nbytes == 4 * KIB
     assert pinned(graph, floor) == ["p", "q", "r", "s"]
     assert floor.plain.describe(graph) == (
-        "the graph outputs, held to the end: p (1.00 KiB), q (1.00 KiB), r (1.00 KiB) and 1 more"
+        "the graph outputs, held to the end: p (1.00 KiB), q (1.00 KiB), r (1.00 KiB) and 1 more "
+        "(1.00 KiB)"
     )
 
 
@@ -159,7 +160,9 @@ def test_workspace_raises_the_bound_for_budgets_only() -> None:
     assert floor.with_workspace == 3 * KIB  # Softmax in place, with two transposed copies
     assert floor.plain.node == node(graph, "b").id
     assert floor.loaded.node == node(graph, "s").id
-    assert floor.loaded.describe(graph).startswith("Softmax s, which needs a (1.00 KiB)")
+    assert floor.loaded.describe(graph) == (
+        "Softmax s, which needs its workspace, predicted only (2.00 KiB), a (1.00 KiB) at once"
+    )
 
 
 def test_what_a_loop_holds_inside_counts() -> None:
@@ -197,6 +200,9 @@ def test_no_order_of_a_random_graph_goes_below(model: onnx.ModelProto, draw: Ran
     bodies = bodies_of(graph, TUNED)
     workspace, _ = node_workspace(graph, TUNED, bodies)
     inside = bodies.nbytes
+    for pin in (floor.plain, floor.loaded):
+        held = sum(graph.tensors[t].nbytes for t in pin.tensors)
+        assert pin.nbytes == held + pin.workspace + pin.inside
     for order in (list(range(len(graph.nodes))), random_order(graph, draw)):
         dynamic = live_bytes(allocate(graph, order, TUNED))
         for step, index in enumerate(order):

@@ -142,8 +142,8 @@ def test_regression_is_explained_and_its_commands_work(
     assert fail.startswith(f"FAIL  {MLP}  peak +48.0 MiB (+19.3%)   249 MiB -> 297 MiB")
     assert fail.endswith(f"limit 249 MiB (memplan.lock:{header})")
     assert any(line.split()[:1] == ["stash"] and line.endswith("+48.0 MiB") for line in lines)
-    assert "why: up to 3 more tensors stay live into backward" in done.stdout
-    assert any(line.split()[:6] == ["+", "extra*", "up", "to", "3", "x"] for line in lines)
+    assert "why: 3 more tensors stay live into backward" in done.stdout
+    assert any(line.split()[:4] == ["+", "extra*", "3", "x"] for line in lines)
     assert lines[-1] == "1 of 2 models regressed"
     assert lines[0] == fail
     assert lines[-2].startswith(f"ok  {GPT}")

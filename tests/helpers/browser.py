@@ -67,6 +67,6 @@ def told_by(page: str, folder: Path, seconds: float = HANG_SECONDS) -> str:
         raise AssertionError(f"{page} posted nothing within {seconds} seconds") from error
     finally:
         browser.terminate()
-        browser.wait(20)
+        browser.wait(HANG_SECONDS)
         server.shutdown()
         server.server_close()

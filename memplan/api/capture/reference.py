@@ -13,6 +13,7 @@ from memplan.api.capture.capture_check import NotComparableError, Skip
 from memplan.api.capture.compare_steps import Array, Tolerance, rounding_of_loss
 from memplan.errors import ModelError
 from memplan.pytorch.eager import Eager, EagerStep
+from memplan.pytorch.installed_torch import own_failure
 from memplan.pytorch.reading import Reading
 from memplan.pytorch.torch_errors import ran_out_of_memory, reason_of
 from memplan.pytorch.twin import Twin
@@ -89,11 +90,15 @@ class Reference:
 
         Raises:
             ModelError: PyTorch cannot take it.
+            RuntimeUnavailableError: what memplan does around it does not fit this PyTorch.
             NotComparableError: there is no memory for it, or it runs only with draws of its own.
         """
         try:
             return self.eager.run(number, values, **how)
         except Exception as error:
+            own = own_failure(error)
+            if own is not None:
+                raise own from error
             reason = reason_of(error)
             if ran_out_of_memory(error):
                 raise NotComparableError(

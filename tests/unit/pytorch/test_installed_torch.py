@@ -109,6 +109,7 @@ HANDLES = [
     ("torch.onnx._internal.exporter._core", "export", other, "grad"),
     ("torch._functorch.aot_autograd", "_aot_export_function", None, "joint"),
     ("torch._functorch.aot_autograd", "_aot_export_function", other, "joint"),
+    ("torch.compiler", "set_stance", None, "grad"),
 ]
 
 
@@ -134,7 +135,7 @@ def test_a_handle_on_pytorch_that_does_not_fit_is_not_the_model_s_fault(
         monkeypatch.delattr(place, last)
     monkeypatch.setattr(installed_torch, "version", lambda name: "2.16.0")
     with pytest.raises(RuntimeUnavailableError) as told:
-        memplan.capture(step, via=via, check=False)
+        memplan.capture(step, via=via)
     assert told.value.message.startswith(
         "memplan's own handle on PyTorch does not fit PyTorch 2.16.0: "
     )

@@ -162,6 +162,11 @@ def _seeds(emitter: Emitter, request: Request, sink: GradientSink) -> dict[str, 
             found[name] = sink.seed(emitter, y)
         elif isinstance(grad, str):
             known = grad in emitter.types
+            if not known and y.type.shape is None:
+                raise ModelError(
+                    f"the rank of '{name}' is not known, and its gradient is to be a graph input",
+                    "state the shape (value_info), or make that gradient an input of the model",
+                )
             found[name] = emitter.tensor(grad) if known else emitter.input(grad, y.type)
         else:
             found[name] = emitter.const(grad, y.dtype)

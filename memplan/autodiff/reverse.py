@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import onnx
 
@@ -151,16 +151,23 @@ class ReversePass:
         incoming = [self.sums.pop(name, None) for name in node.output]
         if any(grad is not None for grad in incoming):
             with self.emitter.scope(scope_of(node, Phase.BACKWARD, "grad")):
-                for name in self._apply(node, tuple(incoming)):
+                for name in self._apply(node, tuple(incoming), left):
                     left.remove(name)
         for name in left:
             self._settle(name)
 
-    def _apply(self, node: onnx.NodeProto, incoming: tuple[Value | None, ...]) -> Iterator[str]:
+    def _apply(
+        self, node: onnx.NodeProto, incoming: tuple[Value | None, ...], active: Sequence[str]
+    ) -> Iterator[str]:
         """Build what is wanted, parameters first: what they read can die before the rest.
 
-        Gives the tensors whose part from this node is complete and settled.
+        Gives the tensors whose part from this node is complete and settled. No rule is asked about
+        tensors without elements: such outputs bring zeros in, and such inputs get nothing else.
         """
+        incoming = tuple(
+            None if self._is_empty(name) else grad
+            for name, grad in zip(node.output, incoming, strict=True)
+        )
         entry = entry_for(node)
         assert entry is not None
         assert entry.rule is not None
@@ -170,7 +177,8 @@ class ReversePass:
             ctx.grads = tuple(
                 None if grad is None else ctx.whole(k) for k, grad in enumerate(incoming)
             )
-        found = entry.rule(ctx)
+        flows = any(grad is not None for grad in incoming)
+        found = entry.rule(ctx) if flows else ()
         parts: dict[str, list[Gradient]] = {}
         if isinstance(found, Mapping):
             parts = {name: [part] for name, part in found.items() if name in self.activity.tensors}
@@ -178,6 +186,8 @@ class ReversePass:
             for slot, part in enumerate(found):
                 if ctx.wants(slot):
                     parts.setdefault(node.input[slot], []).append(part)
+        for name in filter(self._is_empty, active) if flows else active:
+            parts[name] = [ctx.full_like(self.emitter.tensor(name))]
         for name in sorted(parts, key=self._is_data):
             for part in parts[name]:
                 grad = part() if callable(part) else part
@@ -186,6 +196,9 @@ class ReversePass:
                     self._contribute(name, self._fitted(ctx, entry, grad, target))
             self._settle(name)
             yield name
+
+    def _is_empty(self, name: str) -> bool:
+        return 0 in (self.emitter.tensor(name).type.shape or ())
 
     def _is_data(self, name: str) -> bool:
         """Whether a tensor is neither a parameter nor made of parameters alone."""

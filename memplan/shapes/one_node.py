@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -13,6 +14,8 @@ from memplan.proto import native
 from memplan.proto.nodes import domain_of
 from memplan.shapes.infer import Array
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, read_type, write_type
+
+_POOLS = frozenset({"MaxPool", "AveragePool", "LpPool"})
 
 
 @cache
@@ -65,7 +68,37 @@ def infer_types(
     stated = all(proto.tensor_type.HasField("shape") for proto in found.values())
     if not (found and stated) and is_function(schema):
         found = _types_by_function(node, protos, opset, ir_version)
-    return tuple(read_type(found[name]) if name in found else UNKNOWN for name in node.output)
+    if node.op_type == "GatherND" and not stated and _picks_one(*(types[n] for n in node.input)):
+        found = {name: write_type(TensorType(read_type(found[name]).dtype, ())) for name in found}
+    given = {item.name: item for item in node.attribute}
+    results = [read_type(found[name]) if name in found else UNKNOWN for name in node.output]
+    if node.op_type in _POOLS and "ceil_mode" in given and given["ceil_mode"].i:
+        results = [_that_begin_inside(given, types[node.input[0]], result) for result in results]
+    return tuple(results)
+
+
+def _picks_one(data: TensorType, indices: TensorType) -> bool:
+    """Whether a GatherND gives one element, whose shape ONNX leaves unsaid."""
+    return data.shape is not None and indices.shape == (len(data.shape),)
+
+
+def _that_begin_inside(
+    given: Mapping[str, onnx.AttributeProto], image: TensorType, pooled: TensorType
+) -> TensorType:
+    """Without the windows of a pool with ``ceil_mode`` that would begin behind the image: ONNX
+    Runtime leaves them out, and ONNX's inference (1.23) counts them in some opsets."""
+    if image.shape is None or pooled.shape is None:
+        return pooled
+    auto = given["auto_pad"].s if "auto_pad" in given else b"NOTSET"
+    rank = len(image.shape) - 2
+    steps = given["strides"].ints if "strides" in given else [1] * rank
+    pads = given["pads"].ints if "pads" in given and auto == b"NOTSET" else [0] * rank
+    shape = list(pooled.shape)
+    for axis, (size, step, before) in enumerate(zip(image.shape[2:], steps, pads, strict=False), 2):
+        count = shape[axis]
+        if isinstance(size, int) and isinstance(count, int):
+            shape[axis] = min(count, -(-(size + before) // step))
+    return replace(pooled, shape=tuple(shape))
 
 
 def is_function(schema: Any) -> bool:

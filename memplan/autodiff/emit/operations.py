@@ -18,6 +18,8 @@ INT64 = onnx.TensorProto.INT64
 # From this opset on, the axes of an operator are its second input (before: an attribute).
 _AXES_INPUT = {"ReduceSum": 13, "Squeeze": 13, "Unsqueeze": 13}
 _AXES_INPUT_OTHERS = 18
+ALLOWZERO = 14
+"""The first opset in which a 0 in the shape of a Reshape can be a size of its own."""
 _BEFORE_ALL = -(2**31)
 """The end of a slice that goes backwards to the first element."""
 

@@ -99,11 +99,16 @@ class _Branch:
         with self._scope():
             for target in targets:
                 grad = self.found.get(target.name)
-                self.writer.output(
-                    Operations(self.emitter).full_like(self.writer.captured(target))
-                    if grad is None
-                    else grad
-                )
+                self.writer.output(self._zeros_like(target) if grad is None else grad)
+
+    def _zeros_like(self, target: Value) -> Value:
+        """Zeros of the shape of a captured tensor, found out here: the forward branch, which is
+        finished, does not read it."""
+        make, like = Operations(self.emitter), self.writer.captured(target)
+        if like.type.sizes is not None:
+            return make.full_like(like)
+        shape = make.op("Shape", like)
+        return make.op("Expand", make.const(0, like.dtype), shape, result=like.type)
 
     def kept(self) -> list[str]:
         """Tensors that this branch computes and its gradient reads; constants are made again."""
@@ -137,6 +142,8 @@ def _keep(ctx: Context, branches: Sequence[_Branch]) -> None:
         first = 0 if waiting[0] else 1
         name = waiting[first].pop(0)
         found = branches[first].emitter.types[name]
+        # Where sizes have names, the other branch's zeros do not have them.
+        stated = found if found.sizes is not None else _unsized(found)
         other = next((n for n in waiting[1 - first] if _same(branches[1 - first], n, found)), None)
         if other is not None:
             waiting[1 - first].remove(other)
@@ -148,10 +155,14 @@ def _keep(ctx: Context, branches: Sequence[_Branch]) -> None:
                 inner = _zeros(branch.body, branch.emitter, found, f"{stash}/unused")
             else:
                 branch.known[inner] = stash
-            branch.body.output.append(value_info(inner, found))
-        outer.types[stash] = TensorType(found.dtype, outer.unnamed(found.shape or ()))
+            branch.body.output.append(value_info(inner, stated))
+        outer.types[stash] = TensorType(found.dtype, outer.unnamed(stated.shape or ()))
         outer.places[stash] = ctx.node.name
         outer.makers[stash] = ctx.node
+
+
+def _unsized(found: TensorType) -> TensorType:
+    return found if found.shape is None else TensorType(found.dtype, ("",) * len(found.shape))
 
 
 def _same(branch: _Branch, name: str, found: TensorType) -> bool:

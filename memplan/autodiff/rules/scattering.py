@@ -12,14 +12,13 @@ import numpy as np
 import onnx
 
 from memplan.autodiff.emit.context import Context
-from memplan.autodiff.emit.operations import INT64
+from memplan.autodiff.emit.operations import ALLOWZERO, INT64
 from memplan.autodiff.emit.value import Value
 from memplan.errors import ModelError
 from memplan.shapes.tensor_type import NARROW_FLOATS, Shape, TensorType
 
 ADDING = 16
 """The first opset in which ScatterElements and ScatterND can add."""
-_ALLOWZERO = 14
 _FLOAT, INT32 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT32
 _MOST_IN_32_BITS = 2**31
 
@@ -71,8 +70,6 @@ def _rows(ctx: Context, indices: Value, sizes: list[int]) -> Value:
 
 def add_slices(ctx: Context, base: Value, indices: Value, updates: Value, axis: int) -> Value:
     """``base`` with ``updates`` added where Gather along ``axis`` reads them."""
-    if 0 in base.shape:
-        return base
     flat = ctx.op("Reshape", indices, ctx.const([-1]))
     width = TensorType(base.dtype, base.shape[1:]).elements
     if axis == 0 and ctx.opset >= ADDING and width and base.rank > 1:
@@ -84,7 +81,7 @@ def add_slices(ctx: Context, base: Value, indices: Value, updates: Value, axis: 
     target = ctx.vector(sizes)
     # Where there may be no index, a 0 is a size of its own, not that of another dimension.
     empty = indices.rank > 1 and not (isinstance(flat.shape[0], int) and flat.shape[0] > 0)
-    zero = {"allowzero": 1} if empty and ctx.opset >= _ALLOWZERO else {}
+    zero = {"allowzero": 1} if empty and ctx.opset >= ALLOWZERO else {}
     result = TensorType(base.dtype, shape)
     numbers = ctx.op("Reshape", updates, target, result=result, **zero)
     column = ctx.unsqueeze(flat, list(range(1, base.rank - axis)))

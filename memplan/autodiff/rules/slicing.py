@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.operations import ALLOWZERO
 from memplan.autodiff.emit.value import Value
 from memplan.shapes.tensor_type import Dim, Shape, TensorType
 
@@ -121,11 +122,16 @@ def _apart(ctx: Context, grad: Value, axis: int, step: int) -> Value:
     shape: Shape = (*grad.shape[:axis], merged, *grad.shape[axis + 1 :])
     numbers = [0 if k != axis else -1 for k in range(rank)]
     result = TensorType(grad.dtype, shape)
-    if axis + 1 < rank:  # 0 copies the input's dimension of that place; behind, places differ
+    zero: dict[str, int] = {}
+    if grad.type.sizes is None and ctx.opset >= ALLOWZERO:  # there may be no elements
+        sizes = [ctx.dims(grad, [k]) for k in range(rank)]
+        sizes[axis] = sizes[axis] * step
+        target, zero = ctx.vector(sizes), {"allowzero": 1}
+    elif axis + 1 < rank:  # 0 copies the input's dimension of that place; behind, places differ
         rest = [ctx.dims(grad, [k]) for k in range(axis + 1, rank)]
         target = ctx.vector([ctx.const(numbers[: axis + 1]), *rest])
     else:
         target = ctx.const(numbers)
-    flat = ctx.op("Reshape", wide, target, result=result)
+    flat = ctx.op("Reshape", wide, target, result=result, **zero)
     stop = [-(step - 1)]
     return ctx.slice(flat, [0], stop, [axis])

@@ -8,6 +8,7 @@ from math import prod
 
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.value import Value
+from memplan.errors import ModelError
 from memplan.shapes.tensor_type import Dim, Shape, TensorType
 
 _MANY = 1 << 18  # elements
@@ -73,13 +74,21 @@ class Windows:
         windows reach beyond their last element.
 
         Raises:
-            ModelError: that depends on a size that is known at run time only.
+            ModelError: that depends on a size that is known at run time only, or is a matter of
+                ONNX Runtime's kernels.
         """
         small, large = [], []
         for axis, (size, count) in enumerate(zip(image, places, strict=True)):
             rest = further[axis] if further else 0
             if isinstance(size, int) and isinstance(count, int):
-                rest = max(rest + self.reach(axis, count) - size, 0)
+                rest += self.reach(axis, count) - size
+                if rest < -1 and further is None:  # its kernels begin at different elements
+                    raise ModelError(
+                        f"the gradient of {ctx.node.op_type} '{ctx.node.name}' needs pads instead "
+                        "of auto_pad, as its strides pass over elements",
+                        "write the padding that is meant as the attribute pads",
+                    )
+                rest = max(rest, 0)
             elif self.strides[axis] == 1 and isinstance(size, str):  # as many windows as places
                 rest += self.span(axis) - 1
             else:

@@ -1,0 +1,134 @@
+"""Forms of operators that few models have: what the fuzzer of values (tools/fuzz) has found."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+import memplan
+from helpers.gradients import check, draw, runtime
+from helpers.graphs import parse
+from memplan.errors import ModelError
+
+pytestmark = pytest.mark.ort
+
+# By name: inputs and outputs, constants, nodes.
+CASES = {
+    "nothing side by side": """(double[3,0] x) => (double[3,0] y) <int64[2] n = {1, 1}>
+        { y = Tile (x, n) }""",
+    "nothing repeated": """(double[1,0,4] x) => (double[2,0,4] y) <double[2,0,4] c = {}>
+        { y = Mul (x, c) }""",
+    "a slice of nothing": """(double[3] x) => (double[0] y, double[3] z)
+        <int64[1] n = {2}, int64[1] m = {1}> { y = Slice (x, n, m) z = Tanh (x) }""",
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_odd_form(name: str) -> None:
+    """Every output brings in a gradient, fed as an input of the output's type."""
+    model = parse(f'<ir_version: 10, opset_import: ["" : 20]> g {CASES[name]}')
+    sizes = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
+    check((model, {"x": draw(sizes)}))
+
+
+@pytest.mark.parametrize(
+    ("width", "pool"),
+    [
+        (3, "MaxPool <ceil_mode = 1, kernel_shape = [1, 2], strides = [1, 3]>"),
+        (
+            2,
+            'LpPool <auto_pad = "SAME_UPPER", ceil_mode = 1, kernel_shape = [1, 1], '
+            "strides = [1, 2]>",
+        ),
+    ],
+)
+def test_a_window_that_would_begin_behind_the_end(width: int, pool: str) -> None:
+    """ONNX's inference counts it, ONNX Runtime does not make it."""
+    text = f"""<ir_version: 10, opset_import: ["" : 20]>
+    g (float[1,1,2,{width}] x) => (float[1,1,2,M] y) {{ y = {pool} (x) }}"""
+    x = np.asarray([[[[7, 1, 2], [8, 2, 1]]]], np.float32)[..., :width]
+    trained = memplan.gradients(parse(text), "y", ["x"], "dy")
+    found = runtime(trained, {"x": x, "dy": np.asarray([[[[5], [6]]]], np.float32)})
+    wanted = np.asarray([[[[5, 0, 0], [6, 0, 0]]]])
+    np.testing.assert_array_equal(found["x_grad"], wanted[..., :width])
+
+
+@pytest.mark.parametrize("op", ["AveragePool", "LpPool", "Conv"])
+def test_strides_that_pass_over_elements(op: str) -> None:
+    """With auto_pad, kernels of ONNX Runtime (1.31.1) begin at the first element, or at others."""
+    inputs = "(x, w)" if op == "Conv" else "(x)"
+    text = f"""<ir_version: 10, opset_import: ["" : 20]>
+    g (float[1,1,5] x, float[1,1,1] w) => (float[1,1,1] y)
+    {{ y = {op} <auto_pad = "SAME_UPPER", kernel_shape = [1], strides = [5]> {inputs} }}"""
+    with pytest.raises(ModelError, match="needs pads instead of auto_pad"):
+        memplan.gradients(parse(text), "y", ["x"])
+
+
+def test_a_branch_that_does_not_read_a_tensor_of_unknown_size() -> None:
+    """Its zeros have the size that the tensor has then."""
+    text = """<ir_version: 10, opset_import: ["" : 20]>
+    g (double[N] x, double[N] w, bool flag) => (double[N] y)
+    { y = If (flag) <then_branch = a () => (double[N] p) { p = Mul (x, w) },
+                     else_branch = b () => (double[N] q) { q = Sin (x) }> }"""
+    trained = memplan.gradients(parse(text), "y", ["x", "w"])
+    x, w = draw((3,)), draw((3,), 1)
+    for flag, wanted in ((True, x), (False, 0 * x)):
+        found = runtime(trained, {"x": x, "w": w, "flag": np.asarray(flag)})
+        np.testing.assert_array_equal(found["w_grad"], wanted)
+
+
+def test_what_only_one_branch_keeps_has_no_size_that_the_other_keeps_to() -> None:
+    """ONNX Runtime puts tensors of one stated size into one buffer."""
+    text = """<ir_version: 10, opset_import: ["" : 20]>
+    g (float[N,M] x, float[N,M] w, bool flag) => (float[N,M] y, float[N,M] z)
+    { t = Mul (x, w) z = Mul (t, w)
+      y = If (flag) <then_branch = a () => (float[N,M] p) { e = Identity (t) p = Mul (e, w) },
+                     else_branch = b () => (float[N,M] q) { q = Sub (w, t) }> }"""
+    trained = memplan.gradients(parse(text), ["y", "z"], ["x", "w"])
+    x, w = np.full((2, 3), 2, np.float32), np.full((2, 3), 3, np.float32)
+    for flag, wanted in ((True, w * w), (False, -w)):
+        found = runtime(trained, {"x": x, "w": w, "flag": np.asarray(flag)})
+        np.testing.assert_array_equal(found["x_grad"], wanted + w * w)
+
+
+def test_a_slice_of_no_elements_by_steps() -> None:
+    """That there are none is known when it runs."""
+    text = """<ir_version: 10, opset_import: ["" : 20]>
+    g (float[N,N,4] x) => (float[K,L,4] y) <int64[2] s = {-6, -1}, int64[2] e = {2, 2},
+      int64[2] a = {0, 1}, int64[2] steps = {2, 1}> { y = Slice (x, s, e, a, steps) }"""
+    trained = memplan.gradients(parse(text), "y", ["x"])
+    for n in (3, 2):
+        found = runtime(trained, {"x": np.ones((n, n, 4), np.float32)})["x_grad"]
+        wanted = np.zeros((n, n, 4))
+        wanted[0:2:2, n - 1 : 2] = 1
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("opset", [21, 23])
+def test_what_follows_a_group_normalization(opset: int) -> None:
+    """ONNX's inference knows no type behind it."""
+    text = f"""<ir_version: 10, opset_import: ["" : {opset}]>
+    g (float[1,4,2] x, float[4] s) => (float z)
+    {{ y = GroupNormalization <num_groups = 2> (x, s, s) t = Tanh (y)
+       z = ReduceSum <keepdims = 0> (t) }}"""
+    trained = memplan.gradients(parse(text), "z", ["x"])
+    assert onnx.checker.check_model(trained) is None
+
+
+def test_the_gradient_of_one_element_is_fed_as_a_number() -> None:
+    """ONNX's inference leaves its shape unsaid."""
+    text = """<ir_version: 10, opset_import: ["" : 20]>
+    g (float[2,2] x) => (float z) <int64[2] i = {0, -1}> { y = GatherND (x, i) z = Neg (y) }"""
+    trained = memplan.gradients(parse(text), "y", ["x"], "dy")
+    feeds = {"x": np.ones((2, 2), np.float32), "dy": np.asarray(3, np.float32)}
+    np.testing.assert_array_equal(runtime(trained, feeds)["x_grad"], [[0, 3], [0, 0]])
+
+
+def test_a_gradient_to_feed_for_a_tensor_of_unknown_rank() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 20]>
+    g (float[N] x, int64[M] shape) => (float[] y) { y = Reshape (x, shape) }"""
+    model = parse(text)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(ModelError, match="the rank of 'y' is not known"):
+        memplan.gradients(model, "y", ["x"], "dy")

@@ -28,6 +28,8 @@ import proofs
 import reading
 import seeds
 import telling
+import value_runs
+import values
 
 from memplan.solver.jit import is_cold
 
@@ -35,7 +37,10 @@ _SMALL_FILES = 1_000_000
 _NAMED = re.compile(r"'[^']*'|\d+")  # what differs from model to model in a message
 _LARGE_TO_READ = 5e7  # bytes that no small file takes that is read and no more
 _KEPT = 3  # mutants of each defect
-_APART = {metadata.COMMAND: metadata.main}  # not through the program, and not among "all"
+_APART = {
+    metadata.COMMAND: metadata.main,
+    values.COMMAND: value_runs.main,
+}  # not through the program, and not among "all"
 
 
 def _arguments() -> argparse.Namespace:
@@ -55,6 +60,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--node-tests", action="store_true", help="onnx's node tests are seeds too")
     parser.add_argument("--keep", type=Path, help="a folder for the mutants that find a defect")
     parser.add_argument("--reasons", action="store_true", help="messages of clean exits, counted")
+    parser.add_argument("--record", type=Path, help="figures of 'values' go into this JSON file")
     parser.add_argument("--only", type=int, help="run this mutant alone")
     return parser.parse_args()
 

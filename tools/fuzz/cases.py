@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 import proofs
 import reading
+import values
 from google.protobuf.message import DecodeError
 from graphs import random_step
 from mutate import mutated, mutated_text
@@ -86,6 +87,8 @@ class Run:
         if self.command == proofs.COMMAND:
             edit = proofs.mutant(self.seed, number)
             return Mutant(edit.files(), ())
+        if self.command == values.COMMAND:
+            return Mutant({}, ())
         if self.command in reading.FILES:
             return _file(self.command, r)
         names = sorted(self.seeds)

@@ -27,6 +27,7 @@ from typing import NoReturn
 import click
 import proofs
 import reading
+import values
 from cases import SESSIONS, Mutant, Run
 from measure import measured
 from plans import Ended, rewritten_at_ten_budgets
@@ -186,6 +187,8 @@ def _ended(run: Run, number: int, mutant: Mutant) -> tuple[Ended, Mapping[str, i
             return proofs.examined(run.seed, number, proofs.Edited.of(mutant.files))
         except Exception as error:  # of the proof, which never raises
             return (EXIT_BUG, _place(error), f"{type(error).__name__}: {error}"), {}
+    if run.command == values.COMMAND:
+        return values.examined(run.seed, number)
     if run.command in SESSIONS:
         r = random.Random(f"{run.seed}/{run.command}/{number}")
         return rewritten_at_ten_budgets(_called, SESSIONS[run.command], r)

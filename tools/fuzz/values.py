@@ -1,0 +1,276 @@
+"""Gradients of random graphs held against central differences of the forward graph in float64.
+
+    python tools/fuzz --command values --count 10000 --seed 1
+
+The forward graph is evaluated by ONNX Runtime's float64 kernels, or by ``onnx.reference`` where it
+has none (tests/helpers/float64_ops.py has operators that it gets wrong). The training graph runs on
+ONNX Runtime in float64 too; where there is no kernel, it is run in float32 and must come close, and
+is evaluated in float64 by ``onnx.reference``.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from unittest import mock
+
+import layers_indexing  # noqa: F401 (registers layers)
+import layers_views  # noqa: F401
+import layers_windows  # noqa: F401
+import numpy as np
+import onnx
+from drafts import DOUBLE, Array, Case, drawn
+from evaluators import (
+    Evaluator,
+    NotEvaluatedError,
+    in_kind,
+    is_mixed,
+    narrowed,
+    opened,
+    reference_operators,
+    session,
+)
+from layers import LAYERS
+from onnx import TensorProto
+from reducing import reduced
+
+import memplan
+from memplan.errors import EXIT_BUG, MemplanError
+from memplan.proto import native
+
+COMMAND = "values"
+STEPS = (1e-5, 1e-4, 1e-6, 3e-7)
+"""Of central differences; a gradient is wrong if it differs at each of them."""
+TOLERANCE, TOLERANCE_OF_FLOAT32 = 2e-6, 3e-3
+"""Relative to the sum of all products of gradient and direction, by absolute value."""
+_ROUNDING = 1e-14  # of a sum of products in float64, relative to the sum of absolute values
+_DIRECTIONS = 2
+_NAMED = re.compile(r"'[^']*'|\d+")
+Ended = tuple[int, str, str]
+
+
+# -- one case --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a case ended: ``right``, ``refused``, ``skipped``, a ``kink``, or a defect, and what is
+    said of it."""
+
+    kind: str
+    text: str = ""
+
+    @property
+    def is_defect(self) -> bool:
+        return self.kind not in ("right", "refused", "skipped", "kink")
+
+
+def judged(case: Case) -> Verdict:
+    """Differentiate a case with memplan, and hold every gradient against differences."""
+    try:
+        forward = Evaluator(opened(in_kind(case.model, DOUBLE), case.feeds), case.feeds)
+        if is_mixed(case.model):
+            Evaluator(opened(case.model, case.feeds), case.feeds)
+        if not forward.on_runtime:
+            narrow = opened(in_kind(case.model, TensorProto.FLOAT), case.feeds)
+            wanted = session(narrow).run(None, narrowed(case.feeds, narrow))
+    except NotEvaluatedError as error:
+        return Verdict("skipped", f"no evaluator in float64: {error}")
+    except Exception as error:  # the random graph itself
+        return Verdict("skipped", f"the forward graph does not run: {error}")
+    if not forward.on_runtime:
+        for (name, value), other in zip(forward.first.items(), wanted, strict=True):
+            if not _near(value, np.asarray(other)):
+                return Verdict("skipped", f"evaluators disagree on {name} of the forward graph")
+    if not all(np.isfinite(v).all() for v in forward.first.values() if v.dtype.kind == "f"):
+        return Verdict("skipped", "the forward graph is not finite")
+    return _differentiated(case, forward)
+
+
+def _differentiated(case: Case, forward: Evaluator) -> Verdict:
+    while True:
+        seeds = {f"seed_{y}": weight for y, weight in case.weights.items()}
+        try:
+            model = case.model if forward.is_valid else in_kind(case.model, TensorProto.FLOAT)
+            made = memplan.gradients(model, list(case.ys), list(case.xs), list(seeds))
+            break
+        except MemplanError as error:
+            if error.exit_code == EXIT_BUG:
+                return Verdict("wrong node", f"{error}")
+            flat, rest = _without_influence(case, str(error))
+            if flat is None:
+                return Verdict("refused", str(error))
+            zeros = {x: 0 * case.feeds[x] for x in flat.xs}
+            verdict = _compared(flat, forward, zeros, TOLERANCE)
+            if verdict.kind != "right":
+                return replace(verdict, text=f"called without influence: {verdict.text}")
+            if not rest.xs or not rest.ys:
+                return Verdict("right")
+            case = rest
+        except Exception as error:  # what nobody expected is what is looked for
+            return Verdict("crash", f"{type(error).__name__}: {error}")
+    return _run(case, forward, made, {**case.feeds, **seeds})
+
+
+def _without_influence(case: Case, message: str) -> tuple[Case | None, Case]:
+    """What the refusal calls without influence, and what is left of the case."""
+    subject, said, others = message.partition(" does not depend on ")
+    if not said:
+        return None, case
+    if "zero derivatives" in others:
+        left = [x for x in case.xs if f"'{x}'" in others]
+        if "more" in others:
+            left = list(case.xs)
+        return replace(case, xs=tuple(left)), replace(
+            case, xs=tuple(x for x in case.xs if x not in left)
+        )
+    only = {y: w for y, w in case.weights.items() if f"'{y}'" == subject}
+    rest = {y: w for y, w in case.weights.items() if y not in only}
+    return replace(case, weights=only), replace(case, weights=rest)
+
+
+def _run(
+    case: Case, forward: Evaluator, made: onnx.ModelProto, feeds: Mapping[str, Array]
+) -> Verdict:
+    """Run the training graph, in float32 if there is no float64, and compare."""
+    given = {value.name for value in made.graph.input}
+    feeds = {name: array for name, array in feeds.items() if name in given}
+    mixed = is_mixed(case.model)
+    trained = None
+    try:
+        if forward.is_valid:
+            trained = Evaluator(made, feeds)
+    except NotEvaluatedError:
+        pass
+    except Exception as error:
+        return Verdict("does not run", str(error))
+    if trained is not None:
+        grads = {x: trained.first[f"{x}_grad"] for x in case.xs}
+        verdict = _compared(case, forward, grads, TOLERANCE_OF_FLOAT32 if mixed else TOLERANCE)
+        if trained.on_runtime or verdict.is_defect:
+            return verdict
+    narrow = in_kind(case.model, TensorProto.FLOAT)
+    seeds = [name for name in feeds if name not in case.feeds]
+    try:
+        made = memplan.gradients(narrow, list(case.ys), list(case.xs), seeds)
+        found = session(made).run([f"{x}_grad" for x in case.xs], narrowed(feeds, made))
+    except Exception as error:
+        return Verdict("does not run", f"in float32: {type(error).__name__} {error}")
+    grads = {x: g.astype(np.float64) for x, g in zip(case.xs, found, strict=True)}
+    narrowly = _compared(case, forward, grads, TOLERANCE_OF_FLOAT32)
+    if trained is not None and narrowly.is_defect:
+        return Verdict("skipped", "wrong in float32 only: " + narrowly.text)
+    return narrowly
+
+
+def _compared(
+    case: Case, forward: Evaluator, grads: Mapping[str, Array], tolerance: float
+) -> Verdict:
+    for x, grad in grads.items():
+        if grad.shape != case.feeds[x].shape:
+            return Verdict("wrong", f"{x}: shape {grad.shape} is not {case.feeds[x].shape}")
+    if not all(np.isfinite(grad).all() for grad in grads.values()):
+        return Verdict("skipped", "a gradient is not finite")
+    random = np.random.default_rng(5)
+    for _ in range(_DIRECTIONS):
+        ways = {
+            x: random.choice([-1.0, 1.0], g.shape) * random.uniform(0.3, 1, g.shape)
+            for x, g in grads.items()
+        }
+        verdict = _along(case, forward, grads, ways, tolerance)
+        if verdict.kind == "wrong":
+            for x in grads:  # by itself
+                alone = _along(case, forward, {x: grads[x]}, {x: ways[x]}, tolerance)
+                if alone.kind == "wrong":
+                    return replace(alone, text=f"{x}: {alone.text}")
+        if verdict.kind != "right":
+            return verdict
+    return Verdict("right")
+
+
+def _along(
+    case: Case,
+    forward: Evaluator,
+    grads: Mapping[str, Array],
+    ways: Mapping[str, Array],
+    tolerance: float,
+) -> Verdict:
+    """Compare along one direction; a difference must be there at every step, and the function
+    smooth."""
+    parts = [grads[x] * way for x, way in ways.items()]
+    given = float(sum(part.sum() for part in parts))
+    scale = float(sum(np.abs(part).sum() for part in parts))
+
+    def objective(share: float) -> tuple[float, float]:
+        moved = {x: case.feeds[x] + share * way for x, way in ways.items()}
+        values = forward.run({**case.feeds, **moved})
+        terms = [values[y] * weight for y, weight in case.weights.items()]
+        total = sum(float(term.sum()) for term in terms)
+        return total, sum(float(np.abs(term).sum()) for term in terms)
+
+    found = []
+    for step in STEPS:
+        (ahead, size), (behind, _) = objective(step), objective(-step)
+        wanted = (ahead - behind) / (2 * step)
+        slack = tolerance * (scale + abs(wanted)) + 1e-9 + _ROUNDING * size / step
+        if abs(wanted - given) <= slack:
+            return Verdict("right")
+        middle, _ = objective(0.0)
+        sides = (ahead - middle) / step, (middle - behind) / step
+        found.append((wanted, sides, slack))
+    spread = max(w for w, _, _ in found) - min(w for w, _, _ in found)
+    off = min(abs(w - given) for w, _, _ in found)
+    bent = min(abs(s[0] - s[1]) for _, s, _ in found)
+    if not np.isfinite(spread) or spread > off / 2 or bent > off / 2:
+        return Verdict("kink", f"{given} and {found}")
+    return Verdict("wrong", f"{given:.9g} is not {found[0][0]:.9g}")
+
+
+def _near(one: Array, other: Array) -> bool:
+    if one.shape != other.shape:
+        return False
+    if one.dtype.kind != "f":
+        return True
+    scale = max(1.0, float(np.abs(one).max(initial=0.0)))
+    return bool(np.abs(one - other).max(initial=0.0) <= 1e-3 * scale)
+
+
+# -- by number -------------------------------------------------------------------------------------
+
+
+def case_of(seed: int, number: int) -> Case:
+    """The case ``number`` of a seed."""
+    return drawn(random.Random(f"{seed}/{COMMAND}/{number}"), LAYERS, reference_operators())
+
+
+def examined(seed: int, number: int) -> tuple[Ended, dict[str, int]]:
+    """How a case ended, and what is counted of it: its operators and the verdict."""
+    case, verdict, counts = examined_whole(seed, number)
+    if not verdict.is_defect:
+        return (0, "", ""), counts
+    ops = sorted({node.op_type for node in case.model.graph.node} - {"Constant"})
+    return (EXIT_BUG, f"{verdict.kind}: {', '.join(ops)}", verdict.text), counts
+
+
+def examined_whole(seed: int, number: int) -> tuple[Case, Verdict, dict[str, int]]:
+    """The case, as little of it as is a defect if it is one, how it ended, and what is counted."""
+    case = case_of(seed, number)
+    nodes = [node for node in case.model.graph.node if not node.domain]
+    counts = dict.fromkeys((f"operator {node.op_type}" for node in nodes), 1)
+    # A child for ONNX's C++ takes half the time, and these graphs are no danger to this process.
+    with mock.patch.object(native, "_ask", native._call):
+        verdict = judged(case)
+        kind = verdict.kind
+        counts[f"{kind}: {_reason(verdict)}"] = 1
+        if verdict.is_defect:
+            case = reduced(case, lambda smaller: judged(smaller).kind == kind)
+            verdict = judged(case)
+    return case, verdict, counts
+
+
+def _reason(verdict: Verdict) -> str:
+    if verdict.kind in ("refused", "skipped"):
+        return _NAMED.sub("…", verdict.text)[:100]
+    return ""

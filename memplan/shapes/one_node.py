@@ -70,10 +70,12 @@ def infer_types(
         found = _types_by_function(node, protos, opset, ir_version)
     if node.op_type == "GatherND" and not stated and _picks_one(*(types[n] for n in node.input)):
         found = {name: write_type(TensorType(read_type(found[name]).dtype, ())) for name in found}
-    given = {item.name: item for item in node.attribute}
+    attributes = {item.name: item for item in node.attribute}
     results = [read_type(found[name]) if name in found else UNKNOWN for name in node.output]
-    if node.op_type in _POOLS and "ceil_mode" in given and given["ceil_mode"].i:
-        results = [_that_begin_inside(given, types[node.input[0]], result) for result in results]
+    if node.op_type in _POOLS and "ceil_mode" in attributes and attributes["ceil_mode"].i:
+        results = [
+            _that_begin_inside(attributes, types[node.input[0]], result) for result in results
+        ]
     return tuple(results)
 
 

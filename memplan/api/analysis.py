@@ -128,6 +128,20 @@ class Analysis(Summary):
         return self.graph.nodes[timeline.order[timeline.peak_step]].name if timeline.order else ""
 
     @property
+    def peak_place(self) -> str:
+        """Where the peak with workspace is: step, phase and node, and how much of it is that."""
+        timeline = self.timeline
+        step, order = timeline.peak_with_workspace_step, timeline.order
+        place = f"at step {step}/{len(order)}"
+        if order:
+            node = order[step]
+            place += f" ({self.phases.of[node]}: {self.graph.nodes[node].name})"
+        if timeline.lifted:
+            workspace = format_bytes(int(timeline.workspace[step]))
+            place += f", {workspace} of it workspace of that kernel, predicted only"
+        return place
+
+    @property
     def explainer(self) -> Explainer:
         """Whose bytes are in memory when."""
         return Explainer(self.timeline, self.phases, self.modules)
@@ -149,12 +163,16 @@ class Analysis(Summary):
     def summary_rows(self) -> Rows:
         """What ``repr`` shows."""
         timeline = self.timeline
+        whole = timeline.peak_with_workspace_bytes
         classes = sorted(self.by_class.items(), key=lambda item: -item[1])
         return (
             ("Analysis", f"of {self.path}"),
-            ("peak", f"{format_bytes(timeline.peak_bytes)} = {timeline.peak_bytes:,} B"),
-            ("", f"at step {timeline.peak_step}/{len(timeline.order)}: {self.peak_node}"),
-            ("with workspace", f"{timeline.peak_with_workspace_bytes:,} B"),
+            ("peak", f"{format_bytes(whole)} = {whole:,} B"),
+            ("", self.peak_place),
+            (
+                "tensors alone" if timeline.lifted else "with workspace",
+                f"{timeline.peak_bytes:,} B",
+            ),
             ("resident", f"{timeline.resident_bytes:,} B"),
             ("floor", f"{self.floor_with_workspace_bytes:,} B: {self.floor_reason}"),
             ("at the peak", ", ".join(f"{name} {format_bytes(n)}" for name, n in classes)),
@@ -192,6 +210,7 @@ class Analysis(Summary):
             "dynamic_peak_bytes": timeline.dynamic_peak_bytes,
             "peak_step": timeline.peak_step,
             "peak_node": self.peak_node,
+            "peak_with_workspace_step": timeline.peak_with_workspace_step,
             "steps": len(timeline.order),
             "floor_bytes": self.floor_bytes,
             "floor_with_workspace_bytes": self.floor_with_workspace_bytes,

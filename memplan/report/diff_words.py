@@ -41,11 +41,21 @@ def what_of(change: TensorChange) -> str:
 def headline(diff: Diff) -> str:
     """``peak +96.0 MiB (+12.4%), 775 MiB -> 871 MiB``; in bytes where rounding hides it."""
     before, after = diff.old.timeline.peak_bytes, diff.new.timeline.peak_bytes
+    whole = _with_workspace(diff)
     if before == after:
-        return f"peak {format_bytes(after)} in both"
+        return f"peak {format_bytes(after)} in both{whole}"
     old, new = told_apart(before, after)
     share = f" ({100 * diff.delta_bytes / before:+.1f}%)" if before else ""
-    return f"peak {format_delta(diff.delta_bytes)}{share}, {old} -> {new}"
+    return f"peak {format_delta(diff.delta_bytes)}{share}, {old} -> {new}{whole}"
+
+
+def _with_workspace(diff: Diff) -> str:
+    """What ``analyze`` heads its report with, where that is more than tensors."""
+    old, new = diff.old.timeline, diff.new.timeline
+    if not (old.lifted or new.lifted):
+        return ""
+    sizes = told_apart(old.peak_with_workspace_bytes, new.peak_with_workspace_bytes)
+    return f", tensors alone; with kernel workspace {' -> '.join(sizes)}"
 
 
 def reason(diff: Diff) -> str:

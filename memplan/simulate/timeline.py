@@ -76,6 +76,16 @@ class Timeline:
         """The same with kernel workspace: what a budget is held against."""
         return self.resident_bytes + int((self.dynamic + self.workspace).max(initial=0))
 
+    @property
+    def lifted(self) -> bool:
+        """Whether workspace lifts the peak above that of tensors."""
+        return self.peak_with_workspace_bytes > self.peak_bytes
+
+    @property
+    def peak_with_workspace_step(self) -> int:
+        """First step at which that peak is reached: :attr:`peak_step` unless workspace lifts it."""
+        return int((self.dynamic + self.workspace).argmax()) if self.lifted else self.peak_step
+
     def live_at(self, step: int) -> list[Buffer]:
         """Buffers in use at ``step``, largest first."""
         live = [

@@ -80,12 +80,15 @@ def place(now: Current, before: LockEntry) -> str:
     node, old = printable(now.entry.peak_node), printable(before.peak_node)
     was = "as before" if node == old else f"was: {old}"
     step = f"{INDENT}at step {now.step}/{now.steps}  {now.phase}: {node}  ({was})"
-    return step + state_words(now.entry)
+    return step + counted_words(now.entry)
 
 
-def state_words(entry: LockEntry) -> str:
-    """Where the state was counted, if that is in place."""
-    return ", state in place" if entry.state == IN_PLACE else ""
+def counted_words(entry: LockEntry) -> str:
+    """What was counted: state in place, if it is; no workspace, where there is some at the peak."""
+    whole = entry.peak_with_workspace_bytes or 0
+    alone = f", tensors alone ({format_bytes(whole)} with workspace)"
+    state = ", state in place" if entry.state == IN_PLACE else ""
+    return (alone if whole > entry.peak_bytes else "") + state
 
 
 def fit_line(entry: CheckEntry, now: Current) -> str:

@@ -11,12 +11,12 @@ from memplan.api.check.detail_lines import (
     INDENT,
     above_cap,
     class_table,
+    counted_words,
     dims_text,
     family_rows,
     fit_line,
     place,
     shown,
-    state_words,
 )
 from memplan.api.check.hints import accept_command
 from memplan.api.check.lock import LockEntry
@@ -114,7 +114,7 @@ def _passed_line(entry: CheckEntry, before: LockEntry, now: Current, result: Che
     if entry.too_loose:
         return f"{head}{peak_change(old, new)}   keep it:  {command}"
     if old == new:
-        return f"{head}peak {format_bytes(new)}{state_words(now.entry)}{_than_base(entry)}"
+        return f"{head}peak {format_bytes(new)}{counted_words(now.entry)}{_than_base(entry)}"
     line = f"{head}{peak_change(old, new)}"
     if entry.status is Status.IMPROVED:
         return f"{line}   {result.against}"

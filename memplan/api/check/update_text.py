@@ -11,10 +11,10 @@ from memplan.api.check.detail_lines import (
     INDENT,
     above_cap,
     class_table,
+    counted_words,
     dims_text,
     fit_line,
     shown,
-    state_words,
 )
 from memplan.api.check.lock import LockEntry
 from memplan.api.check.verdict import peak_change
@@ -48,7 +48,7 @@ def _change_lines(entry: CheckEntry, change: Change) -> list[str]:
     new = entry.now.entry
     if entry.locked is None:
         place = f"at {printable(new.peak_node)}, {new.session} session, {new.provider}"
-        place += state_words(new)
+        place += counted_words(new)
         bound = f", {printable(dims_text(new))}" if new.dims else ""
         return [f"{head}  peak {format_bytes(new.peak_bytes)} {place}{bound}"]
     if change is Change.UNCHANGED:

@@ -95,11 +95,9 @@ def timeline_figure(
     count = len(timeline.order)
     highest = max(1.0, highest or timeline.peak_with_workspace_bytes * HEADROOM)
     bands = phase_bands(analysis.explainer)
-    floor = analysis.floor_with_workspace_bytes
-    below = {
-        name: 100 * value / highest
-        for name, value in (("peak", timeline.peak_bytes), ("floor", floor))
-    }
+    floor, step = analysis.floor_with_workspace_bytes, timeline.peak_with_workspace_step
+    peak = timeline.peak_with_workspace_bytes
+    below = {name: 100 * value / highest for name, value in (("peak", peak), ("floor", floor))}
     ticks = [(100 * size / highest, label) for size, label in size_ticks(highest)]
     grid = "".join(_rule("grid", percent, count) for percent, _ in ticks)
     tints = "".join(
@@ -111,12 +109,12 @@ def timeline_figure(
         f'<span class="label" style="bottom:{percent:.2f}%">{label}</span>'
         for percent, label in ticks
     )
-    side = 100 * (timeline.peak_step + 0.5) / count
+    side = 100 * (step + 0.5) / count
     edge = " right" if side > 93 else " left" if side < 7 else ""
     return (
         f'<div class="chart" tabindex="0" role="img" aria-label="{title or "Timeline"}: bytes in '
-        f"memory at each of {count:,} steps; peak {format_bytes(timeline.peak_bytes)} at step "
-        f'{timeline.peak_step:,}">'
+        f"memory at each of {count:,} steps; peak {format_bytes(peak)} at step "
+        f'{step:,}">'
         f'<div class="phases">{"".join(_band(*band, count) for band in bands)}</div>'
         f'<div class="plot">{labels}<svg viewBox="0 0 {count} {_HEIGHT}" '
         f'preserveAspectRatio="none">{tints}{grid}{areas(layers, kept, count, highest)}'
@@ -125,7 +123,7 @@ def timeline_figure(
         f'+ 3px)">floor {format_bytes(floor)}</span>'
         f'<div class="brush" hidden></div><div class="cursor" hidden></div></div>'
         f'<div class="peak{edge}" style="left:{side:.3f}%;bottom:{below["peak"]:.2f}%">'
-        f"<span>peak {format_bytes(timeline.peak_bytes)}</span></div>"
+        f"<span>peak {format_bytes(peak)}</span></div>"
         f'<div class="tip" hidden></div></div><div class="steps">'
         f'<span style="left:0">step 0</span><span style="left:100%">{count}</span></div></div>'
     )
@@ -215,7 +213,7 @@ def chart_data(analysis: Analysis, layers: Mapping[str, Bytes], kept: Steps) -> 
     ops, modules = NameTable(), NameTable()
     return {
         "count": len(order),
-        "peak": analysis.timeline.peak_step,
+        "peak": analysis.timeline.peak_with_workspace_step,
         "steps": kept.tolist(),
         "layers": [[name, _compact(values[kept])] for name, values in layers.items()],
         "names": [shorten(node.name) for node in nodes],

@@ -80,11 +80,7 @@ def _header(analysis: Analysis) -> str:
     timeline = analysis.timeline
     where = ""
     if timeline.order:
-        phase = analysis.phases.of[timeline.order[timeline.peak_step]]
-        where = (
-            f' <span class="where">at step {timeline.peak_step}/{len(timeline.order)} '
-            f"({phase}: {escape(analysis.peak_node)})</span>"
-        )
+        where = f' <span class="where">{escape(analysis.peak_place)}</span>'
     facts = {
         "model": str(analysis.path),
         "session": f"{analysis.session.name}, {analysis.session.provider}",
@@ -96,7 +92,7 @@ def _header(analysis: Analysis) -> str:
     items = "".join(f"<span>{key} <b>{escape(value)}</b></span>" for key, value in facts.items())
     return (
         f'<header><div class="brand">memplan · memory of one training step</div>'
-        f"<h1>peak {format_bytes(timeline.peak_bytes)}{where}</h1>"
+        f"<h1>peak {format_bytes(timeline.peak_with_workspace_bytes)}{where}</h1>"
         f'<div class="facts">{items}</div></header>'
     )
 
@@ -106,9 +102,13 @@ def _figures(analysis: Analysis) -> str:
     stash = sum(s.nbytes for s in analysis.stashes)
     at_peak = format_bytes(analysis.by_class.get(TensorClass.STASH, 0))
     kept = counted(len(analysis.stashes), "tensor")
+    whole = timeline.peak_with_workspace_bytes
+    beside = ("with workspace", whole, "what a budget is held against")
+    if timeline.lifted:
+        beside = ("tensors alone", timeline.peak_bytes, "what runs show; workspace is predicted")
     figures = (
-        ("peak", timeline.peak_bytes, f"{timeline.peak_bytes:,} B"),
-        ("with workspace", timeline.peak_with_workspace_bytes, "what a budget is held against"),
+        ("peak", whole, f"{whole:,} B"),
+        beside,
         ("resident", timeline.resident_bytes, "there before step 0"),
         ("dynamic peak", timeline.dynamic_peak_bytes, "tensors made during the step"),
         ("stash", stash, f"{kept} for the backward pass, {at_peak} at the peak"),
@@ -127,10 +127,11 @@ def _timeline_section(analysis: Analysis, layers: Mapping[str, Bytes], kept: Ste
     )
     if len(kept) < len(analysis.timeline.order):
         hint += f" · {len(kept):,} of {len(analysis.timeline.order):,} steps drawn"
+    alone = " of tensors alone" if analysis.timeline.lifted else ""
     return (
         f"<section><h2>Memory over the step <small>{hint}</small></h2>"
         f"{timeline_figure(analysis, layers, kept)}"
-        f"<h2>What the peak is made of</h2>{_legend(analysis)}</section>"
+        f"<h2>What the peak{alone} is made of</h2>{_legend(analysis)}</section>"
     )
 
 
@@ -175,8 +176,9 @@ def _live_section(analysis: Analysis, top: int) -> str:
             "</td></tr></tfoot>"
         )
     resident = format_bytes(analysis.timeline.resident_bytes)
+    lifted = analysis.timeline.lifted
     return (
-        f"<section><h2>Live at the peak <small>"
+        f"<section><h2>Live at the peak{' of tensors alone' if lifted else ''} <small>"
         f"{counted(len(analysis.at_peak), 'tensor')} made during the "
         f"step; beside them {resident} resident</small></h2>{scroll('live at the peak')}"
         f'<table class="live"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody>{more}</table>'

@@ -20,19 +20,15 @@ if TYPE_CHECKING:
     from memplan.api.analysis import Analysis
     from memplan.api.sweep.sweep_result import SweepPoint
     from memplan.simulate.pattern import LaterRuns
+    from memplan.simulate.timeline import Timeline
 
 _MODULES_SHOWN = 8
 
 
 def headline(analysis: Analysis) -> str:
-    """The answer in one line; the name in it comes from the model."""
+    """The answer in one line, what a budget is held against; the name comes from the model."""
     timeline = analysis.timeline
-    node = timeline.order[timeline.peak_step] if timeline.order else None
-    where = "" if node is None else f" ({analysis.phases.of[node]}: {analysis.peak_node})"
-    return (
-        f"peak {format_bytes(timeline.peak_bytes)} at step "
-        f"{timeline.peak_step}/{len(timeline.order)}{where}"
-    )
+    return f"peak {format_bytes(timeline.peak_with_workspace_bytes)} {analysis.peak_place}"
 
 
 def render(
@@ -57,7 +53,7 @@ def render(
         parts += section(table)
     parts += section(narrowing_table(analysis))
     if top and analysis.at_peak:
-        parts += section(_live_table(analysis.at_peak, top))
+        parts += section(_live_table(analysis.at_peak, top, _alone(analysis)))
     if points:
         parts += section(_frontier_table(points))
     above = doubt_lines(analysis)
@@ -71,7 +67,6 @@ def render(
 
 def _facts(analysis: Analysis) -> list[str]:
     timeline = analysis.timeline
-    workspace = timeline.peak_with_workspace_bytes - timeline.peak_bytes
     bound = "".join(f", {name}={size}" for name, size in analysis.dims.items())
     floor = analysis.floor.line
     facts = [
@@ -79,9 +74,7 @@ def _facts(analysis: Analysis) -> list[str]:
         *doubt_lines(analysis),
         f"{analysis.path}: {counted(len(analysis.graph.nodes), 'node')}, "
         f"{analysis.session.name} session on {analysis.session.provider}{bound}",
-        f"resident {format_bytes(timeline.resident_bytes)} + dynamic "
-        f"{format_bytes(timeline.dynamic_peak_bytes)} = {timeline.peak_bytes:,} B"
-        + (f"; with kernel workspace +{format_bytes(workspace)}" if workspace else ""),
+        _sum_line(timeline),
         floor,
         *_work(analysis),
         *state_lines(analysis.graph),
@@ -92,6 +85,21 @@ def _facts(analysis: Analysis) -> list[str]:
     if analysis.later is not None:
         facts.insert(facts.index(floor), _later_line(analysis.later))
     return facts
+
+
+def _sum_line(timeline: Timeline) -> str:
+    """What the headline is the sum of; where workspace is part of it, what runs show."""
+    step = timeline.peak_with_workspace_step
+    workspace = int(timeline.workspace[step]) if timeline.lifted else 0
+    dynamic = int(timeline.dynamic[step]) if timeline.order else 0
+    parts = f"resident {format_bytes(timeline.resident_bytes)} + dynamic {format_bytes(dynamic)}"
+    if not workspace:
+        return f"{parts} = {timeline.peak_bytes:,} B"
+    return (
+        f"{parts} + workspace of the kernel {format_bytes(workspace)}, predicted only = "
+        f"{timeline.peak_with_workspace_bytes:,} B; tensors alone, which runs show: "
+        f"{format_bytes(timeline.peak_bytes)} at step {timeline.peak_step}"
+    )
 
 
 def _inexact(analysis: Analysis) -> list[str]:
@@ -119,7 +127,7 @@ def _later_line(later: LaterRuns) -> str:
 
 def _class_table(analysis: Analysis) -> Table:
     table = Table(
-        "At the peak, by class",
+        f"At the peak{_alone(analysis)}, by class",
         ("class", "text"),
         ("size", "number"),
         ("share", "number"),
@@ -129,6 +137,11 @@ def _class_table(analysis: Analysis) -> Table:
     for name, nbytes in sorted(analysis.by_class.items(), key=lambda item: -item[1]):
         table.row(str(name), format_bytes(nbytes), f"{100 * nbytes / whole:.1f}%", f"{nbytes:,}")
     return table
+
+
+def _alone(analysis: Analysis) -> str:
+    """Whose peak the tables are of, where workspace makes another."""
+    return " of tensors alone" if analysis.timeline.lifted else ""
 
 
 def _module_table(analysis: Analysis) -> Table:
@@ -155,12 +168,11 @@ def _module_table(analysis: Analysis) -> Table:
     return table
 
 
-def _live_table(live: Sequence[Live], top: int) -> Table:
+def _live_table(live: Sequence[Live], top: int, alone: str) -> Table:
     shown = live[:top]
+    number = f"{len(shown)} " if len(shown) > 1 else ""
     table = Table(
-        f"Live at the peak: the {len(shown)} largest of {counted(len(live), 'buffer')}"
-        if len(shown) > 1
-        else f"Live at the peak: the largest of {counted(len(live), 'buffer')}",
+        f"Live at the peak{alone}: the {number}largest of {counted(len(live), 'buffer')}",
         ("tensor", "name"),
         ("size", "number"),
         ("class", "text"),

@@ -31,8 +31,9 @@ class Curve:
 
 
 def curve(label: str, timeline: Timeline, backward: int | None) -> Curve:
-    """The curve of a simulated step, without kernel workspace."""
-    return Curve(label, timeline.dynamic + timeline.resident_bytes, backward)
+    """The curve of a simulated step, kernel workspace included."""
+    total = timeline.dynamic + timeline.workspace + timeline.resident_bytes
+    return Curve(label, total, backward)
 
 
 def backward_at(timeline: Timeline, phases: Phases, original: Timeline | None = None) -> int | None:

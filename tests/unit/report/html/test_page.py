@@ -96,10 +96,11 @@ class TestHtml:
     def test_the_headline_says_where_the_peak_is(self, analysis: Analysis) -> None:
         timeline = analysis.timeline
         text = "".join(Page(analysis_html(analysis)).texts)
-        phase = analysis.phases.of[timeline.order[timeline.peak_step]]
+        step, whole = timeline.peak_with_workspace_step, timeline.peak_with_workspace_bytes
+        node = timeline.order[step]
         assert (
-            f"peak {format_bytes(timeline.peak_bytes)} at step {timeline.peak_step}/"
-            f"{len(timeline.order)} ({phase}: {analysis.peak_node})"
+            f"peak {format_bytes(whole)} at step {step}/{len(timeline.order)} "
+            f"({analysis.phases.of[node]}: {analysis.graph.nodes[node].name})"
         ) in text
 
     def test_nothing_is_loaded_from_anywhere(self, mlp: Analysis) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -161,4 +162,25 @@ def printable(text: str) -> str:
     """
     # A lone surrogate stands for a byte of a file name that is not UTF-8; it is escaped, too.
     line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return _harmless(line)
+
+
+def _harmless(line: str) -> str:
+    """With what a CI service would take for a command escaped."""
     return _COMMAND.sub(r"\\x23", _LINE_COMMAND.sub(r"\1\\x3a", line))
+
+
+def shell_word(text: str) -> str:
+    """``text`` as a word of a shell command, to be shown on one line and typed as it stands.
+
+    What :func:`printable` would escape stands as ``$'a\\x0a'``, which bash, zsh and POSIX.1-2024
+    read as the bytes that it means.
+    """
+    if printable(text) == text:
+        return shlex.quote(text)
+    plain = text.translate({ord("\\"): "\\\\", ord("'"): "\\'"})
+    return "$'" + _harmless("".join(c if c.isprintable() else _bytes_of(c) for c in plain)) + "'"
+
+
+def _bytes_of(character: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in character.encode(errors="surrogateescape"))

@@ -71,6 +71,16 @@ def no_plan_is_rejected(
         assert not reasons, "a plan was rejected, not proved, or undercuts a certified bound"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def planner_is_compiled() -> None:
+    """A command says so where it compiles, and many tests ask for silence."""
+    from memplan.solver.jit import is_cold
+
+    if is_cold():
+        code = "from memplan.solver.search.warm_up import warm_up; warm_up()"
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.fixture
 def memplan(program: Memplan) -> Memplan:
     """The installed program; modules replace it by :func:`helpers.running.runner` to save time."""

@@ -11,10 +11,12 @@ import atexit
 import io
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING, NoReturn
 from memplan.errors import MemplanError, RuntimeUnavailableError, UsageError
 from memplan.processes.child import started
 from memplan.processes.scratch import scratch_folder
+from memplan.units import counted
 from memplan_cli.signals import TERMINATING
 from memplan_cli.standard_files import (
     STDERR,
@@ -41,6 +44,12 @@ _HELP = {"-h", "--help"}
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 20.0
 """For what is still running when the answer is there."""
+_MUTE = 113
+"""The exit code of a process that cannot write its answer."""
+_MARK = "MEMPLAN_RUNS_APART"
+"""A variable by which the processes are known that the user's code starts."""
+_MOMENT_SECONDS = 1.0
+"""For what ends by itself when the process has ended that it was started by."""
 _inside: list[int] = []
 
 
@@ -70,7 +79,12 @@ def run_apart(arguments: Sequence[str]) -> Answer:
         path = folder / "answer.json"
         given = [str(path), "terminal" if sys.stdout.isatty() else "file", *arguments]
         try:
-            with started(__name__, *given, output=2, foreign=True) as child:
+            with (
+                _ends_what_it_starts() as mark,
+                started(
+                    __name__, *given, output=2, foreign=True, environment={_MARK: mark}
+                ) as child,
+            ):
                 _await(child, path)
         except OSError as error:
             raise RuntimeUnavailableError(f"no process can be started: {error}") from None
@@ -99,8 +113,43 @@ def _await(child: subprocess.Popen[str], path: Path) -> None:
         raise
 
 
+@contextmanager
+def _ends_what_it_starts() -> Iterator[str]:
+    """Yields the value of a variable; processes that have it end with the block. What the user's
+    code starts has its environment, and may outlive the process in which it ran."""
+    mark = secrets.token_hex(8)
+    try:
+        yield mark
+    finally:
+        patience = _MOMENT_SECONDS
+        while (left := _processes_with(mark)) and patience > 0:  # some see that it is gone
+            time.sleep(_POLL_SECONDS)
+            patience -= _POLL_SECONDS
+        for number in left:
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+        if left:
+            count = counted(len(left), "process", "processes")
+            sys.stderr.write(f"note: stopped what your code left running ({count})\n")
+
+
+def _processes_with(mark: str) -> list[int]:
+    """The numbers of processes that were started with the variable, where the system tells."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # gone, or another user's
+            if f"{_MARK}={mark}".encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
+
+
 def _ended(code: int) -> MemplanError:
     """Why there is no answer."""
+    if code == _MUTE:
+        return RuntimeUnavailableError(
+            "the process that ran your code may write no more files; nothing was told",
+            "look for resource.setrlimit, and for a full disk",
+        )
     if code >= 0:
         return UsageError(
             f"your code ended its process (exit code {code}); nothing was written",
@@ -171,9 +220,13 @@ def main(path: str, out: str, *arguments: str) -> NoReturn:
         os._exit(0)
     _put_standard_files_back()
     answer = {"code": code, "out": kept[0].text(), "err": kept[1].text()}
-    with suppress(FileNotFoundError):  # where the parent is gone
+    try:
         Path(f"{path}.new").write_text(json.dumps(answer))
         os.replace(f"{path}.new", path)
+    except FileNotFoundError:  # the parent is gone
+        pass
+    except OSError:
+        _leave(_MUTE)
     _leave(code)
 
 

@@ -6,8 +6,7 @@ import signal
 import sys
 from difflib import get_close_matches
 from importlib import import_module
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -18,7 +17,12 @@ from memplan_cli.command import SETTINGS, HelpContext
 from memplan_cli.configuration import source_of_defaults
 from memplan_cli.failures import is_interrupt, refused_by_system, show_traceback, tell
 from memplan_cli.shared_options import emit
-from memplan_cli.signals import TERMINATING, raise_lost_interrupts_again
+from memplan_cli.signals import (
+    TERMINATING,
+    interrupt_on_signals,
+    raise_lost_interrupts_again,
+    received,
+)
 from memplan_cli.standard_files import (
     STDOUT,
     reserve_standard_files,
@@ -122,6 +126,8 @@ def main(arguments: list[str] | None = None) -> int:
         result = cli.main(arguments, prog_name="memplan", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except MemplanError as error:
+        if received and error.exit_code in (EXIT_BUG, EXIT_ENVIRONMENT):
+            return _told_other(error, arguments)
         return _told(error.message, error.hint, error.exit_code, arguments)
     except click.UsageError as error:
         return _told(_usage_message(error), _usage_hint(error), error.exit_code, arguments)
@@ -157,13 +163,17 @@ def _told(message: str, hint: str, code: int, arguments: list[str]) -> int:
 
 
 def _told_other(error: Exception, arguments: list[str]) -> int:
-    """The last resort: what the system refused, an interrupt in disguise, or our bug."""
+    """The last resort: what a signal broke off, what the system refused, or our bug.
+
+    An interrupt that a library does not expect leaves it in the middle of something, and it may say
+    so in any words: numba's compiler, "no compiled object yet".
+    """
+    if received or (isinstance(error, SystemError) and is_interrupt(error)):
+        return _told_signal(arguments)
     refused = refused_by_system(error)
     if refused is not None:
         silence(STDOUT)
         return _told(*refused, EXIT_ENVIRONMENT, arguments)
-    if isinstance(error, SystemError) and is_interrupt(error):
-        return _told_signal(arguments)
     return _told_bug(error, arguments)
 
 
@@ -175,9 +185,9 @@ def _told_bug(error: Exception, arguments: list[str]) -> int:
 def _told_signal(arguments: list[str], error: BaseException | None = None) -> int:
     """``error`` may have a ``hint``: what the command leaves behind."""
     word, code = "interrupted", EXIT_INTERRUPTED
-    if _terminated:
-        word = TERMINATING[_terminated[0]]
-        code = EXIT_TERMINATED if _terminated[0] == signal.SIGTERM else EXIT_HUNG_UP
+    if received and received[0] in TERMINATING:
+        word = TERMINATING[received[0]]
+        code = EXIT_TERMINATED if received[0] == signal.SIGTERM else EXIT_HUNG_UP
     return _told(word, getattr(error, "hint", "nothing was written"), code, arguments)
 
 
@@ -201,22 +211,10 @@ def _usage_hint(error: click.UsageError) -> str:
     return f"see '{ctx.command_path} --help'"
 
 
-_terminated: list[signal.Signals] = []
-
-
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    """SIGTERM and SIGHUP end the program as Ctrl-C does: children and temporary folders go
-    first."""
-    _terminated.append(signal.Signals(number))
-    raise KeyboardInterrupt
-
-
 def run() -> None:
     """The console script."""
     reserve_standard_files()
     write_standard_files_whole()
-    for number in TERMINATING:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _terminate)
+    interrupt_on_signals()
     raise_lost_interrupts_again()
     sys.exit(main())

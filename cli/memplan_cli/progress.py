@@ -8,10 +8,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+import click
+
+from memplan.solver.cache import before_compiling
 from memplan.units import format_bytes, printable
 from memplan_cli.shared_options import Report
 
@@ -24,15 +27,19 @@ _TICK_SECONDS = 0.2
 _CLEAR = "\r\x1b[K"
 
 
-def announce_compilation() -> None:
-    """Say on a terminal that the planner is about to be compiled: once per version, but slow."""
-    if not _is_watched():
-        return
-    from memplan.solver.jit import is_cold
+@contextmanager
+def announced_compilation() -> Iterator[None]:
+    """Inside, stderr says so when the planner is to be compiled: once per version, but slow."""
+    before_compiling.append(_announce)
+    try:
+        yield
+    finally:
+        before_compiling.clear()
 
-    if is_cold():
-        sys.stderr.write("compiling the planner (once per version, about 20 s)\n")
-        sys.stderr.flush()
+
+def _announce() -> None:
+    clear = _CLEAR if _is_watched() else ""
+    click.echo(f"{clear}compiling the planner (once per version, about half a minute)", err=True)
 
 
 def _is_watched() -> bool:
@@ -127,9 +134,8 @@ def planning_progress(
     ``budget`` is what is aimed at, as it was given, ``seconds`` the time for it (None:
     as long as it takes).
     """
-    if not report.quiet:
-        announce_compilation()
-    with _status_line(report, f"reading and preparing {model.name}") as line:
+    told = nullcontext() if report.quiet else announced_compilation()
+    with told, _status_line(report, f"reading and preparing {model.name}") as line:
         yield None if line is None else _planning(line, budget, seconds)
 
 
@@ -200,10 +206,14 @@ def steps_progress(report: Report) -> Iterator[Callable[[int, int, str], None] |
 def points_progress(report: Report) -> Iterator[Callable[[int, int, str], None] | None]:
     """Yields a callback for the number of finished points, of all so far, and what was done last,
     or None."""
+    if not report.quiet:
+        from memplan.solver.jit import is_cold
+
+        if is_cold():  # the processes that compile it say nothing
+            _announce()
     if report.quiet or report.verbose or not _is_watched():
         yield None
         return
-    announce_compilation()
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

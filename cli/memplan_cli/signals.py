@@ -8,11 +8,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import NoReturn
 
 TERMINATING = {signal.SIGTERM: "terminated"}
 """The signals that end a program besides Ctrl-C, and the word for it."""
 if sys.platform != "win32":
     TERMINATING[signal.SIGHUP] = "hung up"  # the terminal is gone
+received: list[signal.Signals] = []
+"""Those that were to end this program, in the order in which they came."""
 _BASE = 128
 _AGAIN = 0.02
 """Seconds until a lost interrupt is raised again."""
@@ -56,6 +59,21 @@ def noted_signals() -> Iterator[Noted]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def interrupt_on_signals() -> None:
+    """Ctrl-C, SIGTERM and SIGHUP end the program alike: children and temporary folders go first.
+
+    One that is ignored, as by ``nohup``, stays so.
+    """
+    for number in (signal.SIGINT, *TERMINATING):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    received.append(signal.Signals(number))
+    raise KeyboardInterrupt
 
 
 def raise_lost_interrupts_again() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +34,7 @@ from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.state_memory import bind_state, unbound
 from memplan.simulate.step_work import StepWork, step_work
 from memplan.simulate.timeline import Timeline, removable_casts, simulate
-from memplan.units import counted, format_bytes
+from memplan.units import counted, format_bytes, shell_word
 
 SCHEMA = "memplan.analysis/1"
 # Raised whenever the memory model changes, so that a lock never reads that as a regression.
@@ -417,12 +416,12 @@ def grad_command(model: OpenModel) -> str:
     outputs = [graph.tensors[t] for t in graph.outputs]
     loss = model.phases.loss
     if loss is not None:
-        what = f"--loss {shlex.quote(graph.tensors[loss].name)}"
+        what = f"--loss {shell_word(graph.tensors[loss].name)}"
     else:
         floats = [t.name for t in outputs if t.dtype in FLOATS and t.shape]
-        what = f"--loss cross-entropy --logits {shlex.quote((floats or ['NAME'])[0])}"
+        what = f"--loss cross-entropy --logits {shell_word((floats or ['NAME'])[0])}"
     step = path.with_name(f"{path.stem}.step.onnx")
-    return f"memplan grad {shlex.quote(str(path))} -o {shlex.quote(str(step))} {what}"
+    return f"memplan grad {shell_word(str(path))} -o {shell_word(str(step))} {what}"
 
 
 def _change_notes(model: OpenModel, session: SessionKind) -> tuple[str, ...]:

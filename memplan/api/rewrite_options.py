@@ -17,9 +17,16 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from memplan.errors import UsageError
 from memplan.units import did_you_mean
 
-MOST: Mapping[str, int] = {"seed": 2**32 - 1, "threads": max(64, os.cpu_count() or 1)}
-"""Of whatever has such a number. NumPy's seeds end there; 1,024 threads on two cores, which wait by
-spinning, took five minutes for two steps of a few milliseconds."""
+_MOST_AT_ONCE = max(64, os.cpu_count() or 1)
+MOST: Mapping[str, int] = {
+    "seed": 2**32 - 1,
+    "threads": _MOST_AT_ONCE,
+    "jobs": _MOST_AT_ONCE,
+    "fit_step": 2**63 - 1,
+}
+"""Of whatever has such a number. NumPy's seeds end there, and ONNX's sizes; 1,024 threads on two
+cores, which wait by spinning, took five minutes for two steps of a few milliseconds; a job is a
+process that holds a model."""
 _NONE: Mapping[str, Any] = {}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -82,7 +83,8 @@ class LocalWorkers:
         they had not answered is done once more, one item at a time."""
         left = dict(enumerate(items))
         try:
-            for index, answer in _in_processes(work, list(left.items()), self.jobs):
+            jobs = min(self.jobs, len(items))
+            for index, answer in _in_processes(work, list(left.items()), jobs):
                 del left[index]
                 yield index, answer
         except BrokenExecutor:
@@ -182,9 +184,24 @@ def _in_processes(
         initargs=(os.getpid(),),
     )
     with _environment():
+        _start_tracker()
         tasks = (delayed(_numbered)(work, index, item) for index, item in items)
         with closing(parallel(tasks)) as found:
             yield from found
+
+
+def _start_tracker() -> None:
+    """The process in which joblib notes what is shared outlives a terminal, as it does a Ctrl-C:
+    one that is started in its place knows of nothing, and says so in tracebacks."""
+    if sys.platform == "win32":
+        return
+    from joblib.externals.loky.backend.resource_tracker import ensure_running
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+    try:
+        ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _numbered(work: Callable[[Item], Answer], index: int, item: Item) -> tuple[int, Answer]:

@@ -26,7 +26,7 @@ from typing import NoReturn
 import onnx
 from google.protobuf.message import DecodeError
 
-from memplan.errors import ModelError
+from memplan.errors import ModelError, RuntimeUnavailableError
 from memplan.proto.nodes import is_standard
 
 _HEADER = struct.Struct("<cQ")  # what is asked for, or what is answered, and how many bytes follow
@@ -268,6 +268,7 @@ def _ask(kind: bytes, data: bytes) -> bytes:
 
     Raises:
         ModelError: the child was ended by the call.
+        RuntimeUnavailableError: the system does not let the child work.
     """
     global _child
     if not hasattr(os, "fork"):
@@ -293,7 +294,12 @@ def _ask(kind: bytes, data: bytes) -> bytes:
     raise _errors()[answer[0]](answer[1].decode(errors="replace"))
 
 
-def _died(what: str, status: int) -> ModelError:
+def _died(what: str, status: int) -> ModelError | RuntimeUnavailableError:
+    if status == 0:  # it never served: no more files may be open, or the like
+        return RuntimeUnavailableError(
+            f"the {what} of onnx cannot work: the system refuses its process files or memory",
+            "ulimit -n and ulimit -v show the limits of this shell",
+        )
     cause = f" of {signal.Signals(os.WTERMSIG(status)).name}" if os.WIFSIGNALED(status) else ""
     return ModelError(
         f"the {what} of onnx {onnx.__version__} died{cause} on this model",

@@ -9,12 +9,15 @@ runs next. It may also exit where it likes: :func:`foreign_code` has words for t
 from __future__ import annotations
 
 import builtins
+import io
+import json
 import locale
 import logging
 import os
 import random
 import signal
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -22,9 +25,13 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from memplan.errors import MemplanError, UsageError
+
+if sys.platform != "win32":
+    import resource
 
 _LONGEST = 400
 _TIMERS = ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")
@@ -114,10 +121,34 @@ def _stop_timers(before: list[tuple[float, float]]) -> None:
             signal.setitimer(getattr(signal, name), 0)
 
 
+def _limits() -> dict[int, tuple[int, int]]:
+    """What the system lets this process use."""
+    if sys.platform == "win32":
+        return {}
+    names = (name for name in dir(resource) if name.startswith("RLIMIT_"))
+    return {number: resource.getrlimit(number) for number in {getattr(resource, n) for n in names}}
+
+
+def _set_limits(limits: dict[int, tuple[int, int]]) -> None:
+    for number, limit in limits.items():
+        most = resource.getrlimit(number)[1]  # which only root raises again
+        for wanted in (limit, (most, most)):
+            with suppress(ValueError, OSError):
+                resource.setrlimit(number, wanted)
+                break
+
+
+def _names(module: ModuleType) -> _Setting:
+    """What a module's names stand for."""
+    return _Setting(lambda: dict(vars(module)), vars(module).update)
+
+
 def _now() -> tuple[_Setting, ...]:
     """What is put back as soon as the user's code has run."""
     found = [
         _Setting(_umask, os.umask),
+        _Setting(_limits, _set_limits),
+        *map(_names, (os, io, json, tempfile)),  # with which files are written
         _Setting(_timers, _stop_timers),
         _Setting(_handlers, _set_handlers),
         _Setting(lambda: locale.setlocale(locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL)),

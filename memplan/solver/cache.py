@@ -11,6 +11,7 @@ import logging
 import os
 import stat
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from memplan.errors import RuntimeUnavailableError
 from memplan.processes.scratch import scratch_folder
 
 _LOG = logging.getLogger(__name__)
+
+before_compiling: list[Callable[[], None]] = []
+"""What is called, and taken out, before anything of a version is compiled for the first time."""
 
 
 def cache_folder() -> Path | None:

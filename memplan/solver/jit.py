@@ -14,7 +14,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from memplan.solver.cache import code_folder
+from memplan.errors import RuntimeUnavailableError
+from memplan.processes.locks import OneAtATime
+from memplan.solver.cache import before_compiling, code_folder
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -40,7 +42,12 @@ if _FOLDER is not None:
 # tenth of the compile time; no difference in speed could be measured.
 os.environ.setdefault("NUMBA_OPT", "1")
 
-import numba  # noqa: E402
+try:
+    import numba
+except ValueError as error:  # of a variable such as NUMBA_NUM_THREADS
+    raise RuntimeUnavailableError(
+        f"numba does not start: {error}", "look at the variables NUMBA_... of the environment"
+    ) from None
 import numpy as np  # noqa: E402
 
 # numba's stubs do not know the wrapper options.
@@ -81,11 +88,28 @@ class _Cache(_CACHING.FunctionCache):  # type: ignore[misc]
         implementation = self._impl
         stamp = implementation.locator.get_source_stamp()
         self._cache_file = _CheckedFile(self._cache_path, implementation.filename_base, stamp)
+        self._turn = OneAtATime(Path(self._cache_path, f"{implementation.filename_base}.lock"))
+
+    def load_overload(self, signature: Any, target_context: Any) -> Any:
+        """The code for these types; None: it is to be compiled, and this process's turn to do so
+        until :meth:`save_overload`. Processes that need it meanwhile wait for it."""
+        found = super().load_overload(signature, target_context)
+        if found is None and self._turn.begin():
+            found = super().load_overload(signature, target_context)
+        if found is not None:
+            self._turn.end()
+        elif is_cold():
+            while before_compiling:
+                before_compiling.pop()()
+        return found
 
     def save_overload(self, signature: Any, data: Any) -> None:
         """Keep the code of ``function`` for these types, if there is room."""
-        with suppress(OSError):
-            super().save_overload(signature, data)
+        try:
+            with suppress(OSError):
+                super().save_overload(signature, data)
+        finally:
+            self._turn.end()
 
 
 def is_cold() -> bool:

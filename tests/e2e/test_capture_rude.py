@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.processes import HANG_SECONDS, as_from_a_terminal, eventually
+from helpers.processes import HANG_SECONDS, as_from_a_terminal, eventually, runs
 from helpers.refusals import assert_refused
 from helpers.running import Memplan
 from memplan.errors import EXIT_ENVIRONMENT, EXIT_USAGE
@@ -22,7 +22,7 @@ pytest.importorskip("onnxscript")
 pytestmark = [pytest.mark.e2e, pytest.mark.ort]
 
 SOURCE = """
-import atexit, os, signal, subprocess, sys, threading, time
+import atexit, json, multiprocessing, os, resource, signal, subprocess, sys, threading, time
 
 import torch
 from torch.nn import functional
@@ -89,6 +89,26 @@ def moves():
     return step
 
 
+def leaves():
+    children = [multiprocessing.Process(target=time.sleep, args=(10_000,), daemon=True)]
+    children[0].start()
+    children.append(subprocess.Popen(["sleep", "10000"], start_new_session=True))
+    with open("children", "w") as file:
+        print(*(child.pid for child in children), file=file)
+    multiprocessing.process._children.clear()  # or Python would end the first
+    return plain()
+
+
+def forbids():
+    def refused(*arguments, **options):
+        raise PermissionError(1, "replaced")
+
+    os.replace = os.link = os.open = json.dumps = refused
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    return plain()
+
+
 def waits():
     print("waiting", flush=True)
     time.sleep(10_000)
@@ -132,6 +152,22 @@ def test_a_thread_that_never_ends_is_stopped_with_a_word(memplan: Memplan, tmp_p
     assert (done.returncode, done.stdout) == (0, "step.onnx\n")
     assert "was still running" in done.stderr
     assert (tmp_path / "step.onnx").exists()
+
+
+def test_processes_that_go_on_are_stopped_with_a_word(memplan: Memplan, tmp_path: Path) -> None:
+    done = memplan("capture", "train.py:leaves", "-o", "step.onnx", "--no-check")
+    assert done.returncode == 0, done.stderr
+    assert "note: stopped what your code left running (2 processes)" in done.stderr
+    left = [int(number) for number in (tmp_path / "children").read_text().split()]
+    assert not any(map(runs, left))
+
+
+def test_what_the_function_forbids_its_process_is_not_forbidden_to_us(
+    memplan: Memplan, tmp_path: Path
+) -> None:
+    done = memplan("capture", "train.py:forbids", "-o", "step.onnx", "--no-check")
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert (tmp_path / "step.onnx").stat().st_size
 
 
 def test_another_folder_mask_device_and_stdout_do_not_move_the_file(

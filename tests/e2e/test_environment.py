@@ -121,6 +121,66 @@ def test_an_interrupt_inside_compiled_code_is_an_interrupt(
     assert inside("analyze", MODEL, "--frontier").returncode == 70
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("ulimit -n 8; memplan analyze model.onnx", ("shape inference of onnx", "ulimit -n")),
+        (
+            "NUMBA_NUM_THREADS=-1 memplan rewrite model.onnx --budget 80% --dry-run",
+            ("numba does not start: Number of threads", "NUMBA_"),
+        ),
+    ],
+)
+def test_what_the_machine_refuses_is_not_told_of_the_model(
+    tmp_path: Path, line: str, words: tuple[str, ...]
+) -> None:
+    assert_refused(shell(tmp_path, line), EXIT_ENVIRONMENT, *words)
+
+
+BROKEN_OFF = """
+import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+import memplan.api.analysis as module
+from memplan.errors import RuntimeUnavailableError
+def analyze(*arguments, **options):
+    try:
+        os.kill(os.getpid(), NUMBER)
+    except KeyboardInterrupt:
+        pass
+    raise ERROR
+module.analyze = analyze
+from memplan_cli.main import run
+run()
+"""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "RuntimeError(\"no compiled object yet for <Library 'improve'>\")",
+        "SystemError('unknown opcode')",
+        "OSError(9, 'Bad file descriptor')",
+        "RuntimeUnavailableError('a child was ended by SIGTERM')",
+    ],
+)
+@pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [
+        (signal.SIGINT, EXIT_INTERRUPTED, "interrupted"),
+        (signal.SIGTERM, EXIT_TERMINATED, "terminated"),
+    ],
+)
+def test_what_a_signal_broke_off_is_no_bug_whatever_is_raised(
+    tmp_path: Path, error: str, number: signal.Signals, code: int, word: str
+) -> None:
+    """numba's compiler, interrupted, fails in words of its own later."""
+    saved(odd.training(), tmp_path)
+    source = BROKEN_OFF.replace("NUMBER", str(int(number))).replace("ERROR", error)
+    command = [sys.executable, "-c", source, "analyze", MODEL]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert_refused(done, code, f"error: {word}", "nothing was written")
+
+
 WAITING = """
 import ctypes, os, sys, time
 import memplan.api.analysis as module

@@ -154,6 +154,7 @@ def test_without_any_answer_the_table_is_told_and_then_the_error(
         ((MODEL, "--dim", "N=8", "--resume", MODEL), EXIT_USAGE, "inputs are never overwritten"),
         ((MODEL, "--dim", "N=8", "--resume", "no/such"), EXIT_USAGE, "does not exist"),
         ((MODEL, "--dim", "N=8", "-o", MODEL, "--force"), EXIT_USAGE, "never overwritten"),
+        ((MODEL, "--fit", "1TB", "--fit-step", "9" * 20), EXIT_USAGE, "fit_step is 99,999,999,"),
         ((), EXIT_USAGE, "MODEL"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
@@ -161,6 +162,11 @@ def test_without_any_answer_the_table_is_told_and_then_the_error(
 def test_exit_codes(arguments: tuple[str, ...], code: int, words: str, inside: Memplan) -> None:
     quick = QUICK if arguments else ()
     assert_refused(inside("sweep", *arguments, *quick), code, words)
+
+
+def test_more_jobs_than_a_machine_has_are_refused(inside: Memplan) -> None:
+    done = inside("sweep", MODEL, "--dim", "N=8", "--jobs", "99999")
+    assert_refused(done, EXIT_USAGE, "jobs is 99,999", "give at most ")
 
 
 def test_the_program_is_ended_with_its_workers_by_sigterm(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from fractions import Fraction
 
 import pytest
@@ -9,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memplan.errors import EXIT_USAGE, UsageError
-from memplan.units import echo_size, format_bytes, format_delta, parse_size
+from memplan.units import (
+    echo_size,
+    format_bytes,
+    format_delta,
+    parse_size,
+    printable,
+    shell_word,
+)
 
 UNITS = {
     "kB": 1000,
@@ -165,3 +175,21 @@ def test_differences_carry_their_sign() -> None:
 def test_sizes_are_echoed_in_every_notation() -> None:
     spec = parse_size("4GB")
     assert echo_size(spec, spec.resolve(0)) == "4GB = 4,000,000,000 B (3.73 GiB)"
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+def test_a_word_for_a_shell_is_one_line_and_means_the_name() -> None:
+    names = [
+        "a.onnx",
+        "a b",
+        "a'b",
+        "a\n::error::owned.onnx",
+        "\x1b[2J'\\n",
+        "ä\u202e\udcff\x85",
+        "",
+    ]
+    for name in names:
+        word = shell_word(name)
+        assert printable(word) == word
+        done = subprocess.run(["bash", "-c", f"printf %s {word}"], capture_output=True, check=True)
+        assert done.stdout == os.fsencode(name)

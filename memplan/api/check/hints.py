@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
 from memplan.api.check.lock import Binding
 from memplan.errors import UsageError
 from memplan.proto.metadata import IN_PLACE
-from memplan.units import printable
+from memplan.units import printable, shell_word
 
 DEFAULT_LOCK = "memplan.lock"
 DEFAULTS = Binding({}, "tuned", "cpu")
@@ -73,7 +72,7 @@ def accept_command(
     if binding is not None:
         words += binding_options(binding, locked)
     # A size that only a person knows is left open, and not quoted: it is to be replaced.
-    return _joined(words) + "".join(f" --dim {shlex.quote(printable(d))}=..." for d in unbound)
+    return _joined(words) + "".join(f" --dim {shell_word(d)}=..." for d in unbound)
 
 
 def fit_command(file: Path, budget_bytes: int, binding: Binding, *, chunks: bool = False) -> str:
@@ -116,4 +115,4 @@ def _argument(file: Path) -> str:
 
 
 def _joined(words: Iterable[str]) -> str:
-    return " ".join(shlex.quote(printable(word)) for word in words)
+    return " ".join(shell_word(word) for word in words)

@@ -14,8 +14,10 @@ from helpers import odd_models as odd
 from helpers.graphs import parse
 from helpers.ort_artifacts import training_model
 from helpers.training_steps import long_skips
+from memplan.solver.cache import before_compiling
 from memplan_cli import progress
 from memplan_cli.main import main
+from memplan_cli.shared_options import Report
 
 FORWARD = """
 g (float[8,4] x, float[4,4] w) => (float loss)
@@ -143,3 +145,16 @@ def test_a_form_without_a_place_for_it_refuses_a_frontier_before_the_work(
     )
     assert hint == "hint: text, json and html can"
     assert not Path("x").exists()
+
+
+def test_a_compilation_is_said_wherever_stderr_goes_unless_quiet() -> None:
+    for quiet in (False, True):
+        report = Report("text", quiet, 0, "auto", False)
+        with (
+            redirect_stderr(io.StringIO()) as said,
+            progress.planning_progress(report, Path("m.onnx"), "70%", None),
+        ):
+            while before_compiling:
+                before_compiling.pop()()
+        assert ("compiling the planner" in said.getvalue()) == (not quiet)
+    assert not before_compiling

@@ -56,6 +56,22 @@ def function(name: str) -> Callable[..., object]:
     return found
 
 
+@pytest.mark.slow
+def test_no_more_processes_are_started_than_there_are_items(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+    parallel_of_joblib = joblib.Parallel
+
+    def noted(**settings: object) -> object:
+        asked.append(settings["n_jobs"])
+        return parallel_of_joblib(**settings)
+
+    monkeypatch.setattr(joblib, "Parallel", noted)
+    assert list(LocalWorkers(60).answers(function("square"), [3])) == [(0, 9)]
+    assert asked == [2]  # of one, joblib would make this process
+
+
 def test_every_item_has_its_answer_in_this_process() -> None:
     with joblib.parallel_config("sequential"):
         found = dict(ConfiguredWorkers().answers(function("square"), [3, 1, 2]))

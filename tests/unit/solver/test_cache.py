@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,33 @@ def test_code_in_a_folder_of_another_user_is_not_run(
     assert cache.code_folder("v") != tmp_path / "numba/v"
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "numba/v"))
     assert cache.code_folder("v") != tmp_path / "numba/v"
+
+
+@pytest.mark.slow
+def test_of_several_processes_one_compiles_and_the_others_wait(tmp_path: Path) -> None:
+    environment = {"MEMPLAN_CACHE_DIR": str(tmp_path)}
+    slow = """
+import time
+import memplan.solver.jit  # before numba, which would keep code elsewhere
+import numba.core.compiler as compiler
+compile_extra = compiler.compile_extra
+def slowly(*arguments, **options):
+    time.sleep(2)  # for all of them to be there
+    return compile_extra(*arguments, **options)
+compiler.compile_extra = slowly
+"""
+    with ThreadPoolExecutor(4) as pool:
+        hits = [hit for _, hit in pool.map(lambda _: kept(environment, slow), range(4))]
+    assert sorted(hits) == [0, 1, 1, 1]
+
+
+@pytest.mark.slow
+def test_the_first_compilation_can_be_told(tmp_path: Path) -> None:
+    told = "from memplan.solver.cache import before_compiling\n"
+    told += "before_compiling.append(lambda: print('compiling', end=':'))\n"
+    environment = {"MEMPLAN_CACHE_DIR": str(tmp_path)}
+    assert kept(environment, told)[0].startswith("compiling:")
+    assert not kept(environment, told)[0].startswith("compiling:")
 
 
 @pytest.mark.slow

@@ -112,7 +112,12 @@ def _sides(ctx: Context, known: Mapping[int, Value], rank: int) -> list[Value]:
 
 def _apart(ctx: Context, grad: Value, axis: int, step: int) -> Value:
     """``step - 1`` zeros between neighbours along an axis."""
-    rank = grad.rank
+    rank, last = grad.rank, grad.rank - 1
+    is_open = grad.type.sizes is None  # there may be no elements
+    if is_open and ctx.opset < ALLOWZERO and axis < last:  # a 0 behind would copy another size
+        order = [*(k for k in range(rank) if k != axis), axis]
+        moved = _apart(ctx, ctx.transpose(grad, order), last, step)
+        return ctx.transpose(moved, sorted(range(rank), key=lambda k: order[k]))
     wide = ctx.unsqueeze(grad, [axis + 1])
     pads = [0] * (2 * (rank + 1))
     pads[rank + 1 + axis + 1] = step - 1
@@ -120,18 +125,13 @@ def _apart(ctx: Context, grad: Value, axis: int, step: int) -> Value:
     size = grad.shape[axis]
     merged: Dim = size * step if isinstance(size, int) else ""
     shape: Shape = (*grad.shape[:axis], merged, *grad.shape[axis + 1 :])
-    numbers = [0 if k != axis else -1 for k in range(rank)]
-    result = TensorType(grad.dtype, shape)
-    zero: dict[str, int] = {}
-    if grad.type.sizes is None and ctx.opset >= ALLOWZERO:  # there may be no elements
+    if is_open:
         sizes = [ctx.dims(grad, [k]) for k in range(rank)]
         sizes[axis] = sizes[axis] * step
-        target, zero = ctx.vector(sizes), {"allowzero": 1}
-    elif axis + 1 < rank:  # 0 copies the input's dimension of that place; behind, places differ
-        rest = [ctx.dims(grad, [k]) for k in range(axis + 1, rank)]
-        target = ctx.vector([ctx.const(numbers[: axis + 1]), *rest])
+        zero = {"allowzero": 1} if ctx.opset >= ALLOWZERO else {}
+        result = TensorType(grad.dtype, shape)
+        flat = ctx.op("Reshape", wide, ctx.vector(sizes), result=result, **zero)
     else:
-        target = ctx.const(numbers)
-    flat = ctx.op("Reshape", wide, target, result=result, **zero)
+        flat = ctx.reshape(wide, shape)
     stop = [-(step - 1)]
     return ctx.slice(flat, [0], stop, [axis])

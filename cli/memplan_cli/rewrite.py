@@ -224,6 +224,7 @@ def command(
         dry_run=dry_run or to_stdout,
     )
     decided = {*options, "reserve"} - {"weights"}
+    _one_measure(ctx)
     _check_plan_files(ctx, decided, (model, plan), (output, plan_out), report.force)
     if plan is not None:
         from memplan.api.rewrite.rewriting import replay
@@ -322,6 +323,20 @@ def _check_plan_files(
     if plan_out is not None:
         keep_apart(written[::-1], *read)
         check_output(plan_out, force)
+
+
+def _one_measure(ctx: click.Context) -> None:
+    """Refuse rounds and seconds that are both given: rounds are not cut short by a clock.
+
+    Raises:
+        UsageError: they are.
+    """
+    typed = ("effort", "time_limit")
+    if all(ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in typed):
+        raise UsageError(
+            "--effort counts rounds of the search, --time-limit its seconds: only one can be given",
+            "drop --effort for a search by the clock, or --time-limit for the same file everywhere",
+        )
 
 
 def _budget(budget: str | None, strategy: str) -> str:

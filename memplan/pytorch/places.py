@@ -111,7 +111,7 @@ def raised_in(error: BaseException, model: nn.Module | None = None) -> str:
     names = {id(module): name for name, module in model.named_modules()} if model else {}
     path = line = ""
     node: torch.fx.Node | None = None
-    for frame, number in (pair for each in _chain(error) for pair in _frames(each)):
+    for frame, number in _numbered(error):
         given = frame.f_locals
         if is_users(frame.f_code.co_filename):
             line = place(frame.f_code.co_filename, number)
@@ -121,6 +121,15 @@ def raised_in(error: BaseException, model: nn.Module | None = None) -> str:
     if node is not None and not line:
         return of_node(node)
     return _joined(path, line)
+
+
+def frames_of(error: BaseException) -> Iterator[FrameType]:
+    """What ran when an error and its causes were raised, the outermost first of each."""
+    return (frame for frame, _ in _numbered(error))
+
+
+def _numbered(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    return (pair for each in _chain(error) for pair in _frames(each))
 
 
 def _chain(error: BaseException) -> list[BaseException]:

@@ -8,7 +8,7 @@ from torch import nn
 
 from memplan.errors import MemplanError, ModelError
 from memplan.pytorch.installed_torch import own_failure, torch_notes
-from memplan.pytorch.places import raised_in
+from memplan.pytorch.places import frames_of, raised_in
 
 _HINTS = (
     (
@@ -59,6 +59,18 @@ _COUNTED = (
     "a BatchNorm with momentum=None averages over all batches, whose number is not known while "
     "tracing: give it a momentum"
 )
+_PACKED = "a packed sequence"
+_CURES = {
+    "_detect_is_causal_mask": "nn.Transformer looks at the values of a mask to see whether it is "
+    "causal: say it, with tgt_is_causal=True (nn.Transformer, nn.TransformerDecoder) or "
+    "is_causal=True (nn.TransformerEncoder; src_is_causal in nn.Transformer), and False for any "
+    "other mask",
+    "one_hot": "one_hot counts the classes in the values: give it num_classes",
+    _PACKED: "packed sequences have sizes that depend on values: run the recurrent module on the "
+    "padded batch, and leave the padding out of the loss by a mask",
+}
+"""By the function of PyTorch that fails: the change of one argument or line that is known to help.
+"""
 _GENERAL = "torch.export.export(model, batch) alone may show more; so does -vv"
 
 
@@ -93,7 +105,7 @@ def refusal(what: str, error: BaseException, model: nn.Module | None = None) -> 
         isinstance(each, nn.modules.batchnorm._BatchNorm) and each.momentum is None
         for each in (model.modules() if model is not None else ())
     )
-    hints = (_COUNTED if counted else hint_for(error), *torch_notes())
+    hints = (_COUNTED if counted else cure_for(error) or hint_for(error), *torch_notes())
     return ModelError(f"{what}: {said}{f' ({where})' if where else ''}", "; ".join(hints))
 
 
@@ -122,6 +134,18 @@ def _deepest(error: BaseException) -> BaseException:
         found = seen if str(seen) else found
         seen = seen.__cause__
     return found
+
+
+def cure_for(error: BaseException) -> str:
+    """The known cure for what PyTorch ran when it failed; empty if there is none."""
+    for frame in frames_of(error):
+        given = frame.f_locals
+        names = [frame.f_code.co_name, getattr(given.get("func"), "__name__", "")]
+        if isinstance(given.get("self"), nn.RNNBase) and given.get("batch_sizes") is not None:
+            names.append(_PACKED)
+        if cure := next((_CURES[name] for name in names if name in _CURES), ""):
+            return cure
+    return ""
 
 
 def hint_for(error: BaseException) -> str:

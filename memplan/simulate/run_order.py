@@ -11,6 +11,7 @@ here it is the runtime's, and must not follow an edit of ours.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 
 from memplan.ir.graph import Graph
 from memplan.ops.book import SHAPE_READERS
@@ -26,7 +27,13 @@ def execution_order(graph: Graph, session: SessionKind) -> list[int]:
     incoming, outgoing = edges(graph)
     if session.priority_order:
         return _priority_order(graph, incoming, outgoing)
-    return _default_order(graph, incoming, outgoing)
+    return _default_order(incoming, outgoing, range(len(graph.nodes)))
+
+
+def default_order(graph: Graph, indices: Sequence[int]) -> list[int]:
+    """Node ids in the order of a plain session whose nodes have other indices than their ids."""
+    incoming, outgoing = edges(graph)
+    return _default_order(incoming, outgoing, indices)
 
 
 def tuned_order(graph: Graph) -> list[int]:
@@ -76,10 +83,13 @@ def _priority_order(
     return order
 
 
-def _default_order(graph: Graph, incoming: list[list[int]], outgoing: list[list[int]]) -> list[int]:
+def _default_order(
+    incoming: list[list[int]], outgoing: list[list[int]], indices: Sequence[int]
+) -> list[int]:
     """Reverse depth-first post-order: leaves and producers with the highest index first."""
-    stack = [(node.id, False) for node in graph.nodes if not outgoing[node.id]]
-    seen = [False] * len(graph.nodes)
+    leaves = sorted((n for n, below in enumerate(outgoing) if not below), key=indices.__getitem__)
+    stack = [(node, False) for node in leaves]
+    seen = [False] * len(outgoing)
     order: list[int] = []
     while stack:
         index, leaving = stack.pop()
@@ -90,7 +100,8 @@ def _default_order(graph: Graph, incoming: list[list[int]], outgoing: list[list[
             continue
         seen[index] = True
         stack.append((index, True))
-        stack.extend((p, False) for p in sorted(incoming[index]) if not seen[p])
+        below = sorted(incoming[index], key=indices.__getitem__)
+        stack.extend((p, False) for p in below if not seen[p])
     return order
 
 

@@ -39,6 +39,10 @@ from memplan.training.trainer import Trainer
 Array = npt.NDArray[Any]
 
 _SCALE = "gradient_scale"
+_FROM_PYTORCH = (
+    "a step that was captured from PyTorch accumulates by a loop over parts of the batch in its "
+    "loss function, and Trainer runs it"
+)
 
 
 class AccumulatingTrainer(Kept[int]):
@@ -234,7 +238,7 @@ def _sums(step: StepFile, update: StepFile) -> dict[str, str]:
     if Role.PARAMETER not in {update.slots[x].role for x in update.contract.new_values.values()}:
         raise ModelError(
             f"{update.path} is no graph of updates: it renews no parameter",
-            "memplan grad --update-output writes one",
+            f"memplan grad --update-output writes one; {_FROM_PYTORCH}",
         )
     made, taken = step.contract.gradients, update.contract.gradients
     for name in made.keys() & taken.keys():
@@ -244,7 +248,7 @@ def _sums(step: StepFile, update: StepFile) -> dict[str, str]:
                 f"{step.path} and {update.path} do not belong together: '{name}' is the gradient "
                 f"of '{made[name]}'"
                 + (", which the step does not train" if apart else f" here, '{taken[name]}' there"),
-                "memplan grad --update-output writes two that do",
+                f"memplan grad --update-output writes two that do; {_FROM_PYTORCH}",
             )
     missing = sorted(made.keys() ^ taken.keys())
     alone = [LOSS_SCALE] if step.scales_loss != update.scales_loss else []
@@ -253,7 +257,7 @@ def _sums(step: StepFile, update: StepFile) -> dict[str, str]:
         what = f"'{only[0]}' is in one of them only" if only else "no gradients"
         raise ModelError(
             f"{step.path} and {update.path} do not belong together: {what}",
-            "memplan grad --update-output writes two that do",
+            f"memplan grad --update-output writes two that do; {_FROM_PYTORCH}",
         )
     names = NameAuthority(defined_names(step.whole.graph))
     return {gradient: names.fresh(f"{gradient}.sum") for gradient in made}

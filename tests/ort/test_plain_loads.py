@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from rich.console import Console
 
 from helpers.graphs import parse
 from memplan.api.rewrite.goal import RewriteOptions
-from memplan.api.rewrite.rewriting import rewrite
+from memplan.api.rewrite.rewriting import Rewrite, rewrite
 from memplan.planning.plain.as_loaded import as_loaded
+from memplan.report.terminal.rewrite_text import render
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.measure import measure
 from memplan.runtime.messages import RunRequest
@@ -20,7 +23,7 @@ from memplan.simulate.opened import opened
 from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import simulate
-from memplan.units import parse_size
+from memplan.units import parse_budget, parse_size
 
 PLAIN = session_kind("default")
 # The runtime writes a product with a bias as Gemm, behind a Reshape that the file has, too.
@@ -29,6 +32,14 @@ TWICE = """g (float[4, 8, 16] x, float[16, 16] w, float[16] b) => (float[16, 16]
  { h = Tanh(x) m = MatMul(h, w) a = Add(m, b) e = Exp(a) f = Reshape(e, rows)
    r = Reshape(h, rows) t = Transpose <perm: ints = [1, 0]>(r) g = MatMul(t, f)
    y = ReduceSum <keepdims: int = 0>(f, last) }"""
+# Both nodes keep their names: the transposition is done behind the product, where nothing needs it.
+TURNED = """g (float[8,16] x, float[16,8] v) => (float[8] y, float[16,8] z) <int64[1] first = {0}>
+ { [t] t = Transpose<perm = [1, 0]>(x) [m] m = Mul(t, t) [y] y = ReduceSum<keepdims = 0>(m, first)
+   [z] z = Mul(t, v) }"""
+# Range is computed at load, and its result was not in the file.
+FOLDED = """g (float[40, 16] x) => (float[40, 16] y) <int64 a = {0}, int64 b = {40}, int64 c = {1}>
+ { [e] e = Exp(x) [r] r = Range(a, b, c) [k] k = Gather<axis = 0>(e, r) [s] s = Sin(k)
+   [p] p = Mul(s, k) [y] y = Add(p, e) }"""
 LOOP = """g (float[64, 64] x) => (float[64, 64] y) <int64 m = {5}, bool c = {1}>
  { e = Exp(x) a = Loop (m, c, e) <body = b (int64 i, bool cc, float[64, 64] s)
    => (bool co, float[64, 64] so) { co = Identity(cc) t = Sin(s) so = MatMul(t, x) }>
@@ -55,3 +66,46 @@ def test_later_runs_of_a_loop_are_predicted(tmp_path: Path, threads: int) -> Non
     found = measure(path, request, inputs, tmp_path / "out.npz", [], 120.0, None)
     assert timeline.dynamic_peak_bytes == found.dynamic_bytes
     assert later_runs(timeline).dynamic_peak_bytes == found.second_run_dynamic_bytes
+
+
+@pytest.mark.parametrize("text", [TURNED, FOLDED])
+@pytest.mark.parametrize("budget", ["1MB", "min"])
+def test_what_the_runtime_makes_of_the_new_file_is_what_is_reported(
+    tmp_path: Path, text: str, budget: str
+) -> None:
+    """Also where it keeps every name and changes what nodes read, or folds a node away."""
+    path, inputs = tmp_path / "new.onnx", tmp_path / "in.npz"
+    options = RewriteOptions(parse_budget(budget), session="default", optimize="none", effort=1)
+    found = rewrite(parse(text), options)
+    onnx.save(found.model, path)
+    np.savez(inputs, **synthesize(opened(load(path, {})).graph))
+    request = RunRequest("default", "cpu", runs=0)
+    run = measure(path, request, inputs, tmp_path / "out.npz", [], 120.0, None)
+    assert found.timeline.dynamic_peak_bytes == run.dynamic_bytes
+    assert found.timeline.peak_with_workspace_bytes <= found.budget_bytes
+
+
+def test_nodes_that_read_other_tensors_are_not_those_of_the_file(tmp_path: Path) -> None:
+    onnx.save(parse(TURNED), tmp_path / "turned.onnx")
+    held = as_loaded(opened(load(tmp_path / "turned.onnx", {})), PLAIN)
+    assert (held.gone, held.new) == ((), ())
+    assert {"m", "t"} <= {*held.rewired}
+    assert not held.unchanged
+
+
+def test_equal_bits_are_claimed_only_where_both_files_are_laid_out_alike() -> None:
+    """The new file's pins keep the product behind the transposition; the original's is before."""
+    options = RewriteOptions(parse_budget("1MB"), session="default", optimize="none", effort=1)
+    turned = rewrite(parse(TURNED), options)
+    assert turned.unlike_nodes
+    assert "up to rounding: it fuses or lays out" in text_of(turned)
+    alike = rewrite(parse(FOLDED), options)
+    assert alike.unlike_nodes == 0
+    assert "outputs are bit-identical to the original in a plain session" in text_of(alike)
+
+
+def text_of(result: Rewrite) -> str:
+    """The report, on long lines."""
+    console = Console(width=400, file=io.StringIO(), record=True)
+    console.print(render(result))
+    return console.export_text()

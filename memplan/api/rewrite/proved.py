@@ -107,6 +107,8 @@ def proved_as_planned(
     equivalence = _prove(planned, applied, goal)
     _record(applied, planned, goal)
     before, timeline = planned.model.prepared, applied.timeline
+    if planned.plain is not None:
+        timeline = planned.plain.of_file
     ensure_readable(applied.model, before, timeline, goal.session, goal.options.loss)
     return Proved(goal, planned, applied, equivalence, notes)
 

@@ -27,6 +27,7 @@ from memplan.passes import manager as free
 from memplan.passes.chunk.asked import NONE as NO_CHUNKS
 from memplan.planning.costs import NodeCosts
 from memplan.planning.plain.finish_fences import PlainModel
+from memplan.planning.plain.same_kernels import unlike_nodes
 from memplan.planning.plan import Plan
 from memplan.planning.plan_file import PlanFile
 from memplan.proto.metadata import get_metadata
@@ -84,6 +85,14 @@ class Rewrite(Summary):
     def extra_cost_fraction(self) -> float:
         """Extra time of chunks and plan together, as a fraction of the step's seconds."""
         return with_chunks(self.plan.extra_cost_fraction, self.chunk_cost)
+
+    @property
+    def unlike_nodes(self) -> int | None:
+        """How many nodes a plain session may round otherwise than those that it makes of the
+        original; None: the file is for a tuned session, or the runtime was not asked."""
+        if self.plain is None or self.plain.held is None or not self.original.asked:
+            return None
+        return unlike_nodes(self.original.graph, self.plain.held)
 
     @property
     def planned(self) -> Graph:
@@ -225,6 +234,7 @@ def _plain_json(result: Rewrite) -> dict[str, object] | None:
         "tuned_peak_with_workspace_bytes": result.plain.tuned_peak_bytes,
         "later_runs_peak_bytes": later.peak_bytes,
         "later_runs_peak_with_workspace_bytes": later.peak_with_workspace_bytes,
+        "unlike_nodes": result.unlike_nodes,
         "later_runs_within_budget": later.peak_with_workspace_bytes <= result.budget_bytes,
     }
 

@@ -204,8 +204,7 @@ def _validate(bench: Bench, case: _Case, findings: list[Finding]) -> Validation:
     treated = reference if kind.name == "tuned" else case.before
     first = bench.run(treated, "original", kind.name)
     second = bench.run(case.after, "rewritten", kind.name)
-    after = on_devices(case.after, kind)
-    timeline = simulate(after.graph, kind, after.devices)
+    after, timeline = _rewritten(case.after, kind, bench)
     label = f"original, {case.level} fusions" if treated is not case.before else "original"
     before_run, before_doubt = _run(label, first.measured, treated, kind, bench)
     after_run, after_doubt = _run("rewritten", second.measured, after, kind, bench, timeline)
@@ -388,7 +387,21 @@ def _predicted(model: OpenModel, kind: SessionKind, bench: Bench) -> Timeline | 
     except MemplanError as error:
         bench.notes.append(f"no prediction for {model.prepared.path.name}: {error.message}")
         return None
-    return simulate(loaded.model.graph, loaded.kind, loaded.model.devices)
+    return loaded.timeline()
+
+
+def _rewritten(model: OpenModel, kind: SessionKind, bench: Bench) -> tuple[OpenModel, Timeline]:
+    """The rewritten model as ``rewrite`` predicts it: in a plain session what that holds of it, in
+    a tuned one its own nodes."""
+    own = on_devices(model, kind)
+    if kind.name == "default":
+        try:
+            loaded = as_loaded(model, kind)
+        except MemplanError as error:
+            bench.notes.append(f"predicted from the file's own nodes: {error.message}")
+        else:
+            return loaded.model, loaded.timeline()
+    return own, simulate(own.graph, kind, own.devices)
 
 
 def _order_findings(kept: bool, moved: list[str]) -> list[str]:

@@ -29,9 +29,10 @@ from memplan.shapes.hidden import HIDDEN_KEY
 from memplan.shapes.nchwc import in_blocks, state_block
 from memplan.shapes.prepare import load, prepare
 from memplan.simulate.opened import OpenModel, on_devices, opened, with_state
+from memplan.simulate.run_order import default_order
 from memplan.simulate.session import SessionKind
 from memplan.simulate.state_memory import names_of, unbound
-from memplan.simulate.timeline import removable_casts, simulate
+from memplan.simulate.timeline import Timeline, removable_casts, resident_bytes, simulate
 from memplan.units import counted, format_bytes
 
 NOT_ASKED = "not checked against what ONNX Runtime makes of the file when it loads it"
@@ -53,9 +54,11 @@ _WIDENED = re.compile(r"^InsertedPrecisionFreeCast_(?P<counted>(?P<name>.+?)(_to
 class Loaded:
     """``model`` as a session holds it, nodes in the order in which they run.
 
-    ``gone`` and ``new``: names of nodes that only the file or only the session has. If there are
+    ``gone`` and ``new``: names of nodes that only the file or only the session has; ``rewired``:
+    nodes of both that read other tensors in the session, and what made the old ones. If there are
     none, ``model`` is the file's own. ``kind``: what to simulate ``model`` in. ``runtime``: the
-    version that was asked.
+    version that was asked. ``resident_bytes``: of the file, whose constants the
+    runtime may fold or merge.
     """
 
     model: OpenModel
@@ -63,23 +66,30 @@ class Loaded:
     gone: tuple[str, ...]
     new: tuple[str, ...]
     runtime: str
+    resident_bytes: int
+    rewired: tuple[str, ...] = ()
 
     @property
     def unchanged(self) -> bool:
-        """Whether the runtime runs the file's own nodes."""
-        return not self.gone and not self.new
+        """Whether the runtime runs the file's own nodes as they stand there."""
+        return not self.gone and not self.new and not self.rewired
+
+    def timeline(self) -> Timeline:
+        """The first run, by simulation, beside what the file holds."""
+        found = simulate(self.model.graph, self.kind, self.model.devices)
+        return replace(found, resident_bytes=max(found.resident_bytes, self.resident_bytes))
 
     def peak_bytes(self) -> int:
         """Of the first run, by simulation; workspace included."""
-        return simulate(self.model.graph, self.kind).peak_with_workspace_bytes
+        return self.timeline().peak_with_workspace_bytes
 
     def change(self, peak: int) -> str:
         """What the runtime does to a plan, in a sentence; ``peak`` is what it then needs."""
-        names = ", ".join((*self.gone, *self.new)[:_NAMED])
+        names = ", ".join((*self.gone, *self.new, *self.rewired)[:_NAMED])
         return (
             "ONNX Runtime changes the planned nodes when it loads them "
-            f"({counted(len(self.gone), 'node')} removed, {len(self.new)} new: {names}) and then "
-            f"needs {format_bytes(peak)}"
+            f"({counted(len(self.gone), 'node')} removed, {len(self.new)} new, "
+            f"{len(self.rewired)} rewired: {names}) and then needs {format_bytes(peak)}"
         )
 
 
@@ -160,16 +170,61 @@ def as_loaded(
         held = on_devices(shown, session, loss)
     before = {node.name for node in model.graph.nodes}
     after = {node.name for node in held.graph.nodes}
+    resident = resident_bytes(model.graph)
+    rewired: tuple[str, ...] = ()
     if before == after:
         own = on_devices(model, session, loss) if session.provider == "cuda" else model
         if session.name == "default":
             own = replace(own, graph=unbound(own.graph))
-        return Loaded(own, session, (), (), answer.version)
+            rewired = _rewired(own.graph, held.graph)
+        if not rewired:
+            return Loaded(own, session, (), (), answer.version, resident)
+    gone, new = tuple(sorted(before - after)), tuple(sorted(after - before))
+    if session.name == "default" and not new:
+        held = _in_order(saved, held, model, loss)
     # Nodes are listed where they run: the indices of those that a plain session makes are not
     # known.
     kind = replace(session, as_listed=True)
-    gone, new = tuple(sorted(before - after)), tuple(sorted(after - before))
-    return Loaded(held, kind, gone, new, answer.version)
+    return Loaded(held, kind, gone, new, answer.version, resident, rewired)
+
+
+def _rewired(own: Graph, held: Graph) -> tuple[str, ...]:
+    """Nodes that a plain session kept by name and that it lets read other tensors (constants
+    apart, of which it merges equal ones), with what made the old ones."""
+    before, after = _wires(own), _wires(held)
+    makers = {own.tensors[t].name: node.name for node in own.nodes for t in node.writes}
+    found: dict[str, None] = {}
+    for name, reads in before.items():
+        if reads != after[name]:
+            lost = (makers[tensor] for tensor in reads if tensor not in after[name])
+            found |= dict.fromkeys((name, *lost))
+    return tuple(found)
+
+
+def _in_order(
+    saved: onnx.ModelProto, held: OpenModel, model: OpenModel, loss: str | None
+) -> OpenModel:
+    """What a plain session holds where it made no new nodes, in the order in which they run: those
+    of the file keep their indices there, and the list that was saved is not to be relied on."""
+    place = {node.name: node.id for node in model.graph.nodes}
+    order = default_order(held.graph, [place[node.name] for node in held.graph.nodes])
+    if order == list(range(len(order))):
+        return held
+    listed = {node.name: rank for rank, node in enumerate(held.graph.nodes[i] for i in order)}
+    replace_nodes(saved.graph, sorted(saved.graph.node, key=lambda node: listed.get(node.name, -1)))
+    before = held.prepared
+    again = prepare(saved, before.path, before.dims, before.weights, partly=bool(before.uncounted))
+    found = opened(again, loss)
+    return replace(found, graph=unbound(found.graph))
+
+
+def _wires(graph: Graph) -> dict[str, tuple[str, ...]]:
+    """What every node reads of what other nodes make."""
+    tensors = graph.tensors
+    return {
+        node.name: tuple(tensors[t].name for t in node.reads if tensors[t].producer >= 0)
+        for node in graph.nodes
+    }
 
 
 def written_as_loaded(model: onnx.ModelProto, session: SessionKind, weights: Path) -> Loaded | None:

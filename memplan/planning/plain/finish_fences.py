@@ -57,7 +57,9 @@ class PlainModel:
     ``timeline`` is the first run's, ``later`` what every later run needs, ``tuned_peak_bytes`` what
     the file takes in a tuned session, workspace included. ``fences``, ``input_fences`` and ``pins``
     count what was added: input fences on the graph inputs and constants ``fenced``, pins that read
-    the tensors ``pinned``. ``notes``: what to know about it.
+    the tensors ``pinned``. ``notes``: what to know about it. ``held``: the nodes that the runtime
+    makes of it at load, if it was asked; where they differ, ``timeline`` and ``later`` are theirs,
+    and ``own`` is that of the file's nodes.
     """
 
     model: onnx.ModelProto
@@ -68,6 +70,13 @@ class PlainModel:
     fenced: tuple[str, ...]
     pinned: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    held: Graph | None = None
+    own: Timeline | None = None
+
+    @property
+    def of_file(self) -> Timeline:
+        """The simulation of the file's own nodes."""
+        return self.timeline if self.own is None else self.own
 
     @property
     def input_fences(self) -> int:

@@ -26,6 +26,7 @@ from memplan.planning.plan_file import PlainDecision
 from memplan.planning.planner import PlanRequest, make_plan, prepare
 from memplan.planning.verify import Rejected, ensure_sound, rewritten_types
 from memplan.simulate.opened import OpenModel
+from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import SessionKind
 from memplan.solver.strategy import Progress, Strategy
 from memplan.units import format_bytes, printable
@@ -173,7 +174,7 @@ def _tried(
     if over > 0:
         return None, over
     result = _finished(draft, limits, prepared.beside, deadline)
-    ensure_sound(prepared.proto, result.model, result.timeline.graph)
+    ensure_sound(prepared.proto, result.model, result.of_file.graph)
     over = limits.excess(result.peaks, 0)
     return (result if over <= 0 else None), over
 
@@ -201,27 +202,24 @@ def _finished(draft: Draft, limits: Limits, weights: Path, deadline: Deadline) -
     for _ in range(_LOADS):
         result = finish(draft, limits, _part(deadline, _FINISH, _SEARCH_SECONDS), needed)
         held = written_as_loaded(result.model, draft.kind, weights)
-        if held is None or held.unchanged or needed.issuperset(held.gone):
+        if held is None or held.unchanged or needed.issuperset((*held.gone, *held.rewired)):
             break
-        needed |= frozenset(held.gone)
+        needed |= {*held.gone, *held.rewired}
     return _held_to(result, held, limits)
 
 
 def _held_to(result: PlainModel, held: Loaded | None, limits: Limits) -> PlainModel:
-    """The model with notes on later runs, and on what the runtime makes of it; None: not asked.
-
-    Raises:
-        Rejected: the limit of the first run does not hold then.
-    """
-    notes = _later_notes(result, limits.first)
+    """The model as the runtime holds it, with notes on later runs; None: not asked."""
     if held is None:
-        notes.append(NOT_ASKED)
-    elif not held.unchanged:
-        peak = held.peak_bytes()
-        notes.append(held.change(peak))
-        if peak > limits.first:
-            raise Rejected(notes[-1])
-    return replace(result, notes=tuple(notes))
+        notes = (*_later_notes(result, limits.first), NOT_ASKED)
+        return replace(result, notes=notes)
+    result = replace(result, held=held.model.graph)
+    notes = ()
+    if not held.unchanged:
+        timeline = held.timeline()
+        result = replace(result, timeline=timeline, later=later_runs(timeline), own=result.timeline)
+        notes = (held.change(result.peaks.first),)
+    return replace(result, notes=(*_later_notes(result, limits.first), *notes))
 
 
 def plain_again(
@@ -243,8 +241,8 @@ def plain_again(
     _require_known("pins", decision.pins, made)
     result = finished_with(draft, chosen, decision.pins)
     held = written_as_loaded(result.model, session, prepared.beside)
-    ensure_sound(prepared.proto, result.model, result.timeline.graph)
-    return _held_to(result, held, Limits(plan.budget_bytes, plan.budget_bytes))
+    ensure_sound(prepared.proto, result.model, result.of_file.graph)
+    return _held_to(result, held, Limits(plan.budget_bytes, _UNBOUNDED))
 
 
 def _require_known(entry: str, names: Sequence[str], known: Collection[str]) -> None:

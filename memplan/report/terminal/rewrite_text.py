@@ -156,15 +156,27 @@ def _bits_line(result: Rewrite) -> str:
         where = "" if result.optimize_level == "none" else f" {level}"
         return f"outputs match the original{where} up to rounding"
     if result.plain is not None:
-        return (
-            "outputs are bit-identical to the original in a plain session, which fuses both alike"
-        )
+        return _plain_bits_line(result.unlike_nodes)
     if result.optimize_level == "none":
         return "outputs are bit-identical to the original in a tuned session, unoptimized like it"
     return (
         f"outputs are bit-identical to the original {level}; --optimize none matches the "
         "unoptimized file"
     )
+
+
+def _plain_bits_line(unlike: int | None) -> str:
+    if unlike is None:
+        return (
+            "outputs match the original in a plain session up to rounding: whether it fuses both "
+            "files alike was not asked"
+        )
+    if unlike:
+        return (
+            "outputs match the original in a plain session up to rounding: it fuses or lays out "
+            f"{counted(unlike, 'node')} otherwise in the new file; --session tuned keeps every bit"
+        )
+    return "outputs are bit-identical to the original in a plain session, which fuses both alike"
 
 
 def equivalence_line(found: Equivalence) -> str:

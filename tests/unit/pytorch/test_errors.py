@@ -100,3 +100,40 @@ def test_a_step_that_takes_a_gradient_by_itself() -> None:
     assert "takes a gradient by itself" in found.message
     assert f"test_errors.py:{step.__code__.co_firstlineno + 2})" in found.message
     assert "gradient penalty" in found.hint
+
+
+def masked(**known: bool) -> Any:
+    """A decoder that is given a causal mask, as a step."""
+    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(4, 2, 4, 0.0, batch_first=True), 1)
+
+    def step(net: Any, x: Any) -> Any:
+        mask = nn.Transformer.generate_square_subsequent_mask(3)
+        return net(x[None], x[None], tgt_mask=mask, **known).square().mean()
+
+    return decoder, step
+
+
+def counted(net: Any, x: Any) -> Any:
+    classes = nn.functional.one_hot(x.abs().long().clamp(0, 3)).float()
+    return (net(x) * classes.sum()).mean()
+
+
+def packed(net: Any, x: Any) -> Any:
+    sizes = (x > -9).sum(1)
+    taken = nn.utils.rnn.pack_padded_sequence(
+        x[..., None].expand(-1, -1, 4), sizes, batch_first=True, enforce_sorted=False
+    )
+    return net(taken)[0].data.mean()
+
+
+def test_a_failure_with_a_known_cure_names_it() -> None:
+    """Inside PyTorch's own modules nobody finds a branch to replace."""
+    assert "tgt_is_causal=True" in refusal(*masked(), "grad").hint
+    assert "give it num_classes" in refusal(nn.Linear(4, 4), counted, "grad").hint
+    gru = nn.GRU(4, 4, batch_first=True)
+    assert "run the recurrent module on the padded batch" in refusal(gru, packed, "grad").hint
+
+
+def test_the_cure_that_is_named_helps() -> None:
+    model, step = masked(tgt_is_causal=True)
+    memplan.capture((model, step, {"x": torch.randn(3, 4)}, None), via="grad", check=False)

@@ -1,0 +1,51 @@
+"""Do plain sessions round alike in two files? Asked of what the runtime holds of each.
+
+A plain session fuses nodes, cancels transpositions and changes layouts file by file. A node that
+rounds computes the same bits where it is the same operator on tensors of the same shapes; the proof
+says that both files compute the same apart from that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from memplan.ir.graph import Graph, Node
+from memplan.ops.book import MOVING
+from memplan.shapes.tensor_type import FLOATS
+
+_FENCED = ("memplan/", "/recompute")
+
+
+def unlike_nodes(original: Graph, rewritten: Graph) -> int:
+    """How many rounding nodes a plain session runs of the rewritten file and not of the original.
+
+    Recomputed nodes and what is there for fences and pins are left out; so is what the original has
+    besides, of which nothing that is left may depend.
+
+    Args:
+        original: what the session holds of the original.
+        rewritten: what it holds of the rewritten file.
+    """
+    return (_rounding(rewritten) - _rounding(original)).total()
+
+
+def _rounding(graph: Graph) -> Counter[tuple[object, ...]]:
+    """The nodes that may round, by what they are."""
+    return Counter(
+        _kind(graph, node)
+        for node in graph.nodes
+        if node.key not in MOVING
+        and any(graph.tensors[t].dtype in FLOATS for t in node.writes)
+        and not _ours(graph, node)
+    )
+
+
+def _ours(graph: Graph, node: Node) -> bool:
+    role = graph.metadata[node.id].get("memplan.role")
+    return role is not None or node.name.startswith(_FENCED[0]) or _FENCED[1] in node.name
+
+
+def _kind(graph: Graph, node: Node) -> tuple[object, ...]:
+    reads = tuple((graph.tensors[t].dtype, graph.tensors[t].shape) for t in node.reads)
+    writes = tuple((graph.tensors[t].dtype, graph.tensors[t].shape) for t in node.writes)
+    return node.key, repr(sorted(node.attributes.items())), reads, writes

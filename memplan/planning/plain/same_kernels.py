@@ -8,7 +8,11 @@ says that both files compute the same apart from that.
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 
+import onnx
+
+from memplan.ir.build_graph import plain_attributes
 from memplan.ir.graph import Graph, Node
 from memplan.ops.book import MOVING
 from memplan.shapes.tensor_type import FLOATS
@@ -48,4 +52,17 @@ def _ours(graph: Graph, node: Node) -> bool:
 def _kind(graph: Graph, node: Node) -> tuple[object, ...]:
     reads = tuple((graph.tensors[t].dtype, graph.tensors[t].shape) for t in node.reads)
     writes = tuple((graph.tensors[t].dtype, graph.tensors[t].shape) for t in node.writes)
-    return node.key, repr(sorted(node.attributes.items())), reads, writes
+    defaults = _defaults(node.op, node.domain)
+    stated = {k: v for k, v in node.attributes.items() if k not in defaults or v != defaults[k]}
+    return node.key, repr(sorted(stated.items())), reads, writes
+
+
+@cache
+def _defaults(op: str, domain: str) -> dict[str, object]:
+    """Of attributes: a session states them, and a file may leave them out."""
+    if not onnx.defs.has(op, domain):
+        return {}
+    every = onnx.defs.get_schema(op, domain).attributes.values()
+    stated = [each.default_value for each in every if each.default_value.type]
+    node = onnx.NodeProto(op_type=op, domain=domain, attribute=stated)
+    return plain_attributes(node)

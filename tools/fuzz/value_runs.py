@@ -25,8 +25,11 @@ _NOT_DRAWN = frozenset({("memplan.capture", "BackwardThrough")})
 
 
 def main(options: Any) -> int:
-    """Run ``options.count`` cases of ``options.seed``, at most ``options.seconds``; with
-    ``options.record``, write what came of it into that file. 1 if one is a defect."""
+    """Run ``options.count`` cases of ``options.seed``, at most ``options.seconds``; 1 if one is a
+    defect. With ``options.record``, what came of all is added to that file, once per seed."""
+    if options.seed in _recorded(options.record)["seeds"]:
+        print(f"seed {options.seed} is in {options.record}")
+        return 0
     counts: Counter[str] = Counter()
     finds: dict[str, list[pool.Outcome]] = {}
     begun = shown = time.monotonic()
@@ -39,7 +42,7 @@ def main(options: Any) -> int:
         if time.monotonic() - shown > options.every:
             shown = time.monotonic()
             print(_line(done, counts, shown - begun), file=sys.stderr, flush=True)
-    row = _row(options.seed, counts, finds)
+    row = _row(counts, finds)
     print(_line(row["graphs"], counts, time.monotonic() - begun))
     for kind in ("refused", "skipped"):
         for reason, count in row[kind].items():
@@ -47,8 +50,8 @@ def main(options: Any) -> int:
     for place, found in sorted(finds.items(), key=lambda item: -len(item[1])):
         print(f"  {len(found)} × {place} (--only {found[0].number}): {found[0].message}")
     print(f"  {row['operators']} operators; with a gradient, but not drawn: {row['not_drawn']}")
-    if options.record is not None:
-        _record(options.record, row)
+    if options.record is not None and row["graphs"] == options.count:
+        _record(options.record, row, options.seed)
     return int(bool(finds))
 
 
@@ -71,12 +74,12 @@ def _over(*_: object) -> None:
     raise TimeoutError
 
 
-def _row(seed: int, counts: Counter[str], finds: dict[str, list[pool.Outcome]]) -> dict[str, Any]:
-    """What came of a seed, as it is recorded."""
+def _row(counts: Counter[str], finds: dict[str, list[pool.Outcome]]) -> dict[str, Any]:
+    """What came of a run, as it is recorded."""
     verdicts = {text: n for text, n in counts.items() if not text.startswith(_OPERATOR)}
     drawn = {text.removeprefix(_OPERATOR) for text in counts.keys() - verdicts.keys()}
     known = {op for _, op in registered() - _NOT_DRAWN}
-    row: dict[str, Any] = {"seed": seed, "graphs": sum(verdicts.values())}
+    row: dict[str, Any] = {"graphs": sum(verdicts.values())}
     for kind in ("right", "kink"):
         row[kind] = sum(n for text, n in verdicts.items() if text.partition(":")[0] == kind)
     for kind in ("refused", "skipped"):
@@ -86,15 +89,33 @@ def _row(seed: int, counts: Counter[str], finds: dict[str, list[pool.Outcome]]) 
     return row | {"operators": len(drawn), "not_drawn": sorted(known - drawn)}
 
 
-def _record(path: Path, row: dict[str, Any]) -> None:
-    """Write the row of a seed beside those of others."""
+def _recorded(path: Path | None) -> dict[str, Any]:
+    """The row of a record; empty if there is none."""
+    if path is None or not path.exists():
+        return {"seeds": []}
+    row: dict[str, Any] = json.loads(path.read_text())["results"][0]
+    return row
+
+
+def _record(path: Path, row: dict[str, Any], seed: int) -> None:
+    """Add what came of a seed to what came of others."""
     sys.path.insert(0, str(ROOT))
     from benchmarks.record import write_record
 
-    rows = json.loads(path.read_text())["results"] if path.exists() else []
-    rows = [*(other for other in rows if other["seed"] != row["seed"]), row]
-    command = "python tools/fuzz --command values --count 10000 --seed SEED --record FILE"
-    write_record(path, command, sorted(rows, key=lambda each: int(each["seed"])))
+    before = _recorded(path)
+    whole: dict[str, Any] = {"seeds": sorted([*before["seeds"], seed])}
+    for name, found in row.items():
+        old = before.get(name)
+        if old is None:
+            whole[name] = found
+        elif isinstance(found, dict):
+            whole[name] = dict((Counter(old) + Counter(found)).most_common())
+        elif isinstance(found, list):
+            whole[name] = sorted(set(old) & set(found))
+        else:
+            whole[name] = max(old, found) if name == "operators" else old + found
+    command = "python tools/fuzz --command values --count 1000 --seed SEED --record FILE"
+    write_record(path, command, [whole])
 
 
 def _line(done: int, counts: Counter[str], seconds: float) -> str:

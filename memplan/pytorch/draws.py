@@ -46,7 +46,9 @@ class Draws(TorchDispatchMode):
     """Inside, random operators take their numbers from here.
 
     ``made`` are the draws in the order in which they were asked for, ``unknown`` the random
-    operators that have no form here and draw from PyTorch's generator.
+    operators that have no form here and draw from PyTorch's generator. Every draw moves that
+    generator on; where somebody has turned it back, as ``torch.utils.checkpoint`` does to run
+    something again, what was drawn then is drawn again.
     """
 
     supports_higher_order_operators = True
@@ -56,6 +58,7 @@ class Draws(TorchDispatchMode):
         super().__init__()
         self.number = number
         self.made: list[TorchDraw] = []
+        self._drawn_at: dict[bytes, TorchDraw] = {}
         self.unknown: list[str] = []
 
     def __torch_dispatch__(
@@ -81,10 +84,14 @@ class Draws(TorchDispatchMode):
         self, family: str, operator: str, shape: Sequence[int], like: Tensor | None = None
     ) -> Tensor:
         """The next numbers of a family, in the type of ``like``."""
-        draw = TorchDraw(
-            family, tuple(int(n) for n in shape), operator, (self.number, len(self.made))
-        )
-        self.made.append(draw)
+        at = torch.get_rng_state().numpy().tobytes()
+        size = tuple(int(n) for n in shape)
+        draw = self._drawn_at.get(at)
+        if draw is None or (draw.family, draw.shape) != (family, size):
+            draw = TorchDraw(family, size, operator, (self.number, len(self.made)))
+            self.made.append(draw)
+            self._drawn_at[at] = draw
+        torch.rand(1, device="cpu")
         found = torch.from_numpy(np.asarray(draw.values()))
         if like is None:
             return found

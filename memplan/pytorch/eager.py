@@ -2,7 +2,8 @@
 
 The step runs on the user's own modules, as its code reads it, but on other values: parameters and
 buffers are exchanged for copies meanwhile, and everything is as it was afterwards (gradients,
-generators and the modes of modules, too).
+generators and what the step keeps in Python, too), unless the caller wants the step to have been
+taken.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ from __future__ import annotations
 import random
 import time
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from memplan.pytorch.draws import Draws, TorchDraw
+from memplan.pytorch.hidden_state import HiddenState
 from memplan.pytorch.prepared_step import PreparedStep, user_name
 from memplan.pytorch.torch_checkpoints import marked_regions
 from memplan.pytorch.trace import quiet
@@ -95,11 +96,13 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 class Eager:
-    """Takes a prepared step again and again."""
+    """Takes a prepared step again and again; ``state`` is what the next one finds in Python,
+    ``batch`` what it is given."""
 
-    def __init__(self, prepared: PreparedStep) -> None:
+    def __init__(self, prepared: PreparedStep, state: HiddenState | None = None) -> None:
         """Take note of what there is."""
-        self.prepared = prepared
+        self.prepared, self.state = prepared, state or HiddenState(prepared)
+        self.batch = prepared.batch
         self.parameters = prepared.parameters()
         self.buffers = {user_name(n): b for n, b in prepared.module.named_buffers()}
 
@@ -123,6 +126,8 @@ class Eager:
         wide: bool = False,
         draws: bool = True,
         watched: bool = False,
+        marked: bool = False,
+        advance: bool = False,
     ) -> EagerStep:
         """Take the step once.
 
@@ -133,19 +138,47 @@ class Eager:
             draws: random numbers come from :class:`~memplan.pytorch.draws.Draws`; without, from
                 PyTorch's generator.
             watched: count bytes.
+            marked: what is checkpointed runs once, as in a graph, and not as PyTorch runs it.
+            advance: what the step leaves in Python stays; else that is as before the step.
 
         Raises:
-            Exception: whatever the user's code raises.
+            Exception: whatever the user's code raises; the step is not taken then.
         """
-        drawn, watch = Draws(number), _Watch()
+        try:
+            found = self._run(Draws(number), values or {}, wide, draws, watched, marked)
+        except BaseException:
+            self.state.put_back()
+            raise
+        if advance:
+            self.state = self.state.again()
+        else:
+            self.state.put_back()
+        return found
+
+    def go_to(self, state: HiddenState, batch: Mapping[str, Tensor] | None = None) -> None:
+        """Let the next step find another state in Python, and another batch than the example."""
+        state.put_back()
+        self.state = state
+        self.batch = self.prepared.batch if batch is None else batch
+
+    def _run(
+        self,
+        drawn: Draws,
+        values: Mapping[str, Tensor],
+        wide: bool,
+        draws: bool,
+        watched: bool,
+        marked: bool,
+    ) -> EagerStep:
+        watch = _Watch()
         with ExitStack() as stack:
             stack.enter_context(quiet())
-            stack.enter_context(self._exchanged(values or {}, wide))
+            stack.enter_context(self._exchanged(values, wide))
             outside = stack.enter_context(_generators_kept())
-            stack.enter_context(marked_regions())
+            stack.enter_context(marked_regions() if marked else nullcontext())
             # What the step would compile (torch.cond, say) is not to see the modes below.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-            batch = {name: _as(t.clone(), wide) for name, t in self.prepared.batch.items()}
+            batch = {name: _as(t.clone(), wide) for name, t in self.batch.items()}
             stack.enter_context(watch if watched else nullcontext())
             stack.enter_context(drawn if draws else nullcontext())
             begin = time.perf_counter()
@@ -190,8 +223,6 @@ class Eager:
         """Inside, the module has copies for parameters and buffers."""
         module = self.prepared.module
         own = [(p, p.data, p.grad) for p in self.parameters.values()]
-        hooks = [_hooks_held(parameter) for parameter in self.parameters.values()]
-        attributes = [_held(vars(each)) for each in module.modules()]
         places = [
             (each, key, buffer)
             for each in module.modules()
@@ -214,43 +245,8 @@ class Eager:
                 parameter.grad = None
                 parameter.data = data
                 parameter.grad = grad
-            for restore in (*attributes, *hooks):
-                restore()
-
-
-def _held(own: dict[Any, Any]) -> Callable[[], None]:
-    """A function that gives a dictionary the values back that it has now, and plain containers
-    among them what is in them now: a step may leave notes in its modules."""
-    plain = (dict, OrderedDict, list, set)
-    values = dict(own)
-    copies = {key: value.copy() for key, value in values.items() if type(value) in plain}
-
-    def restore() -> None:
-        own.clear()
-        own.update(values)
-        for key, copy in copies.items():
-            values[key].clear()
-            if isinstance(copy, list):
-                values[key].extend(copy)
-            else:
-                values[key].update(copy)
-
-    return restore
-
-
-def _hooks_held(parameter: nn.Parameter) -> Callable[[], None]:
-    """The same for the hooks of a parameter, which a step may add to in its forward part."""
-    names = ("_backward_hooks", "_post_accumulate_grad_hooks")
-    before = {name: dict(getattr(parameter, name) or {}) for name in names}
-
-    def restore() -> None:
-        for name, hooks in before.items():
-            now = getattr(parameter, name)
-            if now is not None:
-                now.clear()
-                now.update(hooks)
-
-    return restore
+            for each, key, buffer in places:
+                each._buffers[key] = buffer
 
 
 def _as(tensor: Tensor, wide: bool) -> Tensor:

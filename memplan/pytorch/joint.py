@@ -29,6 +29,7 @@ from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 
 from memplan.errors import MemplanError, ModelError
 from memplan.pytorch.backward_rules import backward_table
+from memplan.pytorch.hidden_state import HiddenState
 from memplan.pytorch.live import live
 from memplan.pytorch.meta import MadeOnCpu, on_cpu
 from memplan.pytorch.places import of_node
@@ -62,13 +63,19 @@ _CHANGED = {
 
 
 def joint(
-    program: ExportedProgram, prepared: PreparedStep, trainable: Collection[str], *, seeded: bool
+    program: ExportedProgram,
+    prepared: PreparedStep,
+    trainable: Collection[str],
+    state: HiddenState,
+    *,
+    seeded: bool,
 ) -> ExportedProgram:
     """The step with the gradients of parameters.
 
     Args:
         program: what torch exported of the forward part.
         prepared: the step.
+        state: what it finds in Python.
         trainable: parameters to differentiate by, under the names in the program.
         seeded: the gradient of the loss, with which autograd begins, is the last input, and not 1.
 
@@ -77,7 +84,7 @@ def joint(
     """
     try:
         with quiet(), _ignore_backend_decomps():
-            found = _traced(program, prepared, trainable, seeded)
+            found = _traced(program, prepared, trainable, state, seeded)
     except MemplanError:
         raise
     except Exception as error:
@@ -87,7 +94,11 @@ def joint(
 
 
 def _traced(
-    program: ExportedProgram, prepared: PreparedStep, trainable: Collection[str], seeded: bool
+    program: ExportedProgram,
+    prepared: PreparedStep,
+    trainable: Collection[str],
+    state: HiddenState,
+    seeded: bool,
 ) -> ExportedProgram:
     from torch._functorch.aot_autograd import _aot_export_function
 
@@ -98,7 +109,7 @@ def _traced(
     with mode, MadeOnCpu() if without_values else nullcontext():
         values = [on_cpu(value) for value in values]
         module, meta, *_ = _aot_export_function(
-            live(prepared, specs),
+            live(prepared, specs, state),
             tuple(values),
             decompositions={**friendly_table(), **backward_table()},
             no_tangents=not seeded,

@@ -6,14 +6,14 @@ Autograd runs over it, not over the program that torch exported: that has lost t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind, InputSpec
 from torch.utils._pytree import tree_leaves
 
+from memplan.pytorch.hidden_state import HiddenState
 from memplan.pytorch.places import calls_told
 from memplan.pytorch.prepared_step import PreparedStep
 from memplan.pytorch.scopes import stacks_of
@@ -23,17 +23,23 @@ from memplan.pytorch.torch_errors import nothing_trained
 from memplan.pytorch.trace import STORED
 
 
-def live(prepared: PreparedStep, specs: Sequence[InputSpec]) -> Callable[..., tuple[Tensor, ...]]:
-    """A function of what ``specs`` describe, which gives the loss and what stands beside it."""
+def live(
+    prepared: PreparedStep, specs: Sequence[InputSpec], state: HiddenState
+) -> Callable[..., tuple[Tensor, ...]]:
+    """A function of what ``specs`` describe, which gives the loss and what stands beside it; every
+    call finds ``state`` in Python."""
     module = prepared.module
 
     def computed(*flat: Any) -> tuple[Tensor, ...]:
         given = list(zip(specs, flat, strict=True))
-        state = {str(spec.target): value for spec, value in given if spec.kind in STORED}
+        values = {str(spec.target): value for spec, value in given if spec.kind in STORED}
         batch = [value for spec, value in given if spec.kind is InputKind.USER_INPUT]
-        with _kept(module), spelled(), marked_regions(), stacks_of(module), calls_told():
-            _put(module, state)
-            loss, *metrics = tree_leaves(module(dict(zip(prepared.batch, batch, strict=True))))
+        try:
+            with spelled(), marked_regions(), stacks_of(module), calls_told():
+                _put(module, values)
+                loss, *metrics = tree_leaves(module(dict(zip(prepared.batch, batch, strict=True))))
+        finally:  # a forward pass may keep tensors, which are of the trace
+            state.put_back(tensors=False)
         if not loss.requires_grad:
             raise nothing_trained()
         return (loss, *metrics)
@@ -60,20 +66,3 @@ def _with_hooks(value: Any, own: Tensor) -> Any:
     for hook in hooks.values():
         copy.register_hook(hook)
     return copy
-
-
-@contextmanager
-def _kept(module: nn.Module) -> Iterator[None]:
-    """Parameters, buffers and attributes are afterwards what they were: a forward pass may keep
-    tensors, which are of the trace."""
-    before = [
-        (held, dict(held))
-        for each in module.modules()
-        for held in (vars(each), each._parameters, each._buffers)
-    ]
-    try:
-        yield
-    finally:
-        for held, values in before:
-            held.clear()
-            held.update(values)

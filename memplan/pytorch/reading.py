@@ -13,6 +13,7 @@ from memplan.errors import UsageError
 from memplan.pytorch.average import Averages, read_averages
 from memplan.pytorch.calls import calls_of
 from memplan.pytorch.custom_backward import CustomBackward, require_plain, require_traceable
+from memplan.pytorch.hidden_state import HiddenState
 from memplan.pytorch.joint import joint
 from memplan.pytorch.meta import check_constants, check_one_device
 from memplan.pytorch.places import of_node
@@ -44,7 +45,8 @@ class Reading:
     gradient. ``dims`` are sizes of dynamic dimensions in the example, ``sizes`` the shapes of the
     batch with their names. ``given`` are the parameters and buffers that are inputs even where
     nothing renews them, ``averages`` those of the weights that the step keeps. ``custom`` is what
-    changes gradients and stands in no forward part.
+    changes gradients and stands in no forward part, ``state`` what the step found in Python at the
+    beginning.
     """
 
     prepared: PreparedStep
@@ -57,6 +59,7 @@ class Reading:
     dims: Mapping[str, int]
     sizes: Mapping[str, tuple[str, ...]]
     notes: tuple[str, ...]
+    state: HiddenState
     given: frozenset[str] = frozenset()
     averages: Averages | None = None
     custom: tuple[CustomBackward, ...] = ()
@@ -84,7 +87,7 @@ class Reading:
         ]
         require_traceable(self.custom)
         seeded = self.treatment.scale is not None
-        program = joint(self.program, self.prepared, names, seeded=seeded)
+        program = joint(self.program, self.prepared, names, self.state, seeded=seeded)
         return self._tidied(program, calls_of(program, program, self.program))
 
     def _tidied(
@@ -152,7 +155,8 @@ def read_step(step: TorchStep) -> Reading:
         if not onnx_type(tensor):
             raise UsageError(f"'{name}' has the type {tensor.dtype}, which has no form in ONNX")
     check_one_device({**tensors, **prepared.batch})
-    program, limits, custom = export(prepared)
+    state = HiddenState(prepared)
+    program, limits, custom = export(prepared, state)
     check_constants(program)
     return Reading(
         prepared=prepared,
@@ -165,6 +169,7 @@ def read_step(step: TorchStep) -> Reading:
         dims=_dims(prepared),
         sizes={name: _sizes(prepared, name) for name in prepared.batch},
         notes=(*notes, *limits),
+        state=state,
         given=_given(step, prepared),
         averages=averages,
         custom=custom,

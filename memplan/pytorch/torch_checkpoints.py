@@ -7,12 +7,14 @@ that enter and leave them, which PyTorch would keep, are marked (``memplan.check
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import count
 from typing import Any
 from unittest import mock
 
+import torch
 import torch.utils.checkpoint
+from torch import Tensor
 from torch.fx.traceback import annotate, preserve_node_meta
 
 _KEY = "memplan_checkpoint"
@@ -34,11 +36,13 @@ def marked_regions() -> Iterator[None]:
             yield
 
     class Reentrant:
-        """In the place of ``CheckpointFunction``."""
+        """In the place of ``CheckpointFunction``, which gives no gradient where no tensor that is
+        handed to it requires one."""
 
         @staticmethod
         def apply(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
-            with annotate({_KEY: next(numbers)}):
+            wanted = any(isinstance(each, Tensor) and each.requires_grad for each in args)
+            with annotate({_KEY: next(numbers)}), nullcontext() if wanted else torch.no_grad():
                 return function(*args)
 
     module: Any = torch.utils.checkpoint

@@ -16,6 +16,7 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind
 
 from memplan.errors import MemplanError, UsageError
 from memplan.pytorch.custom_backward import CustomBackward, noted
+from memplan.pytorch.hidden_state import HiddenState
 from memplan.pytorch.places import lines_told
 from memplan.pytorch.prepared_step import PreparedStep, first_names
 from memplan.pytorch.spelled import spelled
@@ -28,9 +29,12 @@ _LIMIT = re.compile(r"(\w+) = Dim\('\w+'((?:, (?:min|max)=\d+)+)\)")
 _BOUND = re.compile(r"(min|max)=(\d+)")
 
 
-def export(prepared: PreparedStep) -> tuple[Any, tuple[str, ...], tuple[CustomBackward, ...]]:
+def export(
+    prepared: PreparedStep, state: HiddenState
+) -> tuple[Any, tuple[str, ...], tuple[CustomBackward, ...]]:
     """The ``torch.export.ExportedProgram`` of the forward part, what limits dynamic sizes, and what
-    changes gradients and stands in no forward part.
+    changes gradients and stands in no forward part. The step finds ``state`` in Python, and leaves
+    it so.
 
     A model may limit a size, as a table of positions does. Torch then refuses, and says the limit;
     with that it is asked again.
@@ -52,8 +56,11 @@ def export(prepared: PreparedStep) -> tuple[Any, tuple[str, ...], tuple[CustomBa
             if found.keys() - limits.keys():
                 limits = {**found, **limits}
                 continue
+            state.put_back()
             _require_runs(prepared)
             raise refusal("torch.export refuses the model", error, prepared.module) from error
+        finally:
+            state.put_back()
     _merge_tied(program, first_names(prepared.module))
     notes = tuple(_limit_note(name, limit) for name, limit in limits.items())
     return program, notes, tuple(custom)
@@ -115,8 +122,11 @@ def _merge_tied(program: Any, names: Mapping[str, str]) -> None:
 
 def _require_runs(prepared: PreparedStep) -> None:
     """Tell a model that fails by itself from one that cannot be exported."""
+    module = prepared.module
+    kept = [(held, held.detach().clone()) for held in (*module.parameters(), *module.buffers())]
     try:
-        with torch.enable_grad():  # a step may take a gradient by itself
+        # A step may take a gradient by itself.
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
             prepared.module(dict(prepared.batch))
     except UsageError:
         raise
@@ -125,6 +135,9 @@ def _require_runs(prepared: PreparedStep) -> None:
             f"the model fails on the batch: {reason_of(error)}",
             "call the loss function with this batch; the code is yours",
         ) from error
+    finally:
+        for held, copy in kept:
+            held.data.copy_(copy)
 
 
 @contextmanager

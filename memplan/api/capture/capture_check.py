@@ -12,11 +12,12 @@ from memplan.errors import EXIT_FINDING, MemplanError
 from memplan.units import counted, format_bytes, listed
 
 _SHOWN = 3
-_SPOKEN = ("draws", "run")
+_SPOKEN = ("draws", "run", "later")
 """Kinds whose differences are sentences."""
 _KINDS = {
     "draws": "draw",
     "run": "run",
+    "later": "later step",
     "loss": "loss",
     "gradient": "gradient",
     "metric": "metric",

@@ -145,7 +145,10 @@ def _captured(
     beside = wanted.weights == WeightPlace.AUTO and _nbytes(reading) > MOST_EMBEDDED
     if target is not None and beside:
         check_target(data_file(target), force)
-    taken, tried = _taken(reading, wanted, say)
+    try:
+        taken, tried = _taken(reading, wanted, say)
+    finally:
+        reading.state.put_back()
     say("writing")
     data = _write(taken.done, target, force)
     data = None if data is None or shown is None else shown.with_name(data.name)
@@ -232,7 +235,20 @@ def _taken(reading: Reading, wanted: _Wanted, say: Progress) -> tuple[_Taken, tu
         return rough, tuple(roads)
     if wrong:
         raise _differs(wrong)
+    if reference is not None:
+        failed[0].hint = _kept_beside(reference, failed[0].hint)
     raise failed[0]
+
+
+def _kept_beside(reference: Reference, hint: str) -> str:
+    """A hint for a step that no road captures, with what it changes in Python."""
+    from memplan.api.capture.later_steps import CAUSE, quoted
+
+    try:
+        changed = reference.reading.state.changed(reference.after_first)
+    except Exception:  # PyTorch does not take it either
+        return hint
+    return f"{hint}; steps change {quoted(changed)}: {CAUSE}" if changed else hint
 
 
 def _is_exact(taken: _Taken) -> bool:

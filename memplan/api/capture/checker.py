@@ -9,13 +9,14 @@
 3. A copy of the user's optimizer is given the graph's gradients: its parameters and state must be
    the graph's. So differences neither add up from step to step nor hide behind each other (a
    gradient of 0 ± rounding is ± a whole step of Adam).
-4. With the graph's new values the same is done again, with new draws.
+4. With the graph's new values the same is done again, with new draws and another batch: once, or
+   five times where steps change what they keep in Python (:mod:`memplan.api.capture.later_steps`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,6 +33,7 @@ from memplan.api.capture.compare_steps import (
     compare_update,
 )
 from memplan.api.capture.doubts import Doubts
+from memplan.api.capture.later_steps import CAUSE, LATER, LaterSteps
 from memplan.api.capture.reference import Reference, Taken
 from memplan.api.capture.step_gradients import Trained
 from memplan.api.capture.trial import CannotRunError, Ran, Trial
@@ -42,7 +44,6 @@ from memplan.pytorch.values import as_array, as_tensor, in_float64, precision
 from memplan.units import counted, listed
 
 Array = npt.NDArray[Any]
-_UPDATES = 2
 
 
 def check_captured(
@@ -115,6 +116,8 @@ class _Comparison:
         self.causes: tuple[str, ...] = ()
         self.said: list[str] = []
         self.doubts = Doubts(reference, self._ran, self._sides)
+        self.later = LaterSteps(reference)
+        self.renewed_twice: tuple[str, ...] = ()
 
     def run(self) -> Check:
         """Take the steps; a graph that cannot run differs."""
@@ -128,37 +131,78 @@ class _Comparison:
         reference, first = self.reference, self.reference.first
         lost = self._lost_draws(first)
         cause = "a source of randomness became a constant, or two became one"
-        if not lost and not reference.is_steady:
-            lost = "the step gives another loss each time that it is run"
-            cause = "what it keeps in Python (a counter, a cache) is a constant of the graph"
+        if not lost and reference.unsteady:
+            lost = f"{reference.unsteady} is another each time that the same step is run"
+            cause = "what it reads outside of PyTorch and Python's objects is lost in a graph"
         if lost:
             self.found.differences.append(Difference("draws", lost, float("inf"), 0.0, 1))
             return self._answer(0, causes=(cause,))
-        twin = reference.twin()
-        values = self._first_values()
-        if twin is not None:
-            return self._updated(twin, values)
-        ran = self._ran(values, first)
-        self._hold(1, reference.begun, values, ran)
-        if self.found.differences:
-            return self._answer(1, causes=self._causes(1, values, reference.begun))
-        return self._answer(1, self._eager_seconds(), self._ran(values, first).seconds)
+        return self._stepped(reference.twin(), self._first_values())
 
-    def _updated(self, twin: Twin, values: dict[str, Array]) -> Check:
+    def _stepped(self, twin: Twin | None, values: dict[str, Array]) -> Check:
+        """Step by step."""
         taken, step = self.reference.begun, 1
         while True:
             ran = self._ran(values, taken.outcome)
             self._hold(step, taken, values, ran)
             if self.found.differences:
                 return self._answer(step, causes=self._causes(step, values, taken))
-            self._hold_update(step, twin, ran)
+            if twin is not None:
+                self._hold_update(step, twin, ran)
             self._hold_averages(step, values, ran)
-            if self.found.differences or step == _UPDATES:
-                seconds = self._eager_seconds() + twin.seconds
-                return self._answer(step, seconds, ran.seconds, twin.state_bytes)
+            if self.found.differences:
+                return self._answer(step)
+            if step >= self.later.most:
+                return self._answered_far_off(step, twin, ran)
             values |= {old: ran.outputs[out] for old, out in self.new.items()}
-            taken = self._again(step, values)
             step += 1
+            found = self.later.take(step, self._own(values))
+            if isinstance(found, Difference):
+                self.found.differences.append(found)
+                return self._answer(step, causes=(CAUSE,))
+            taken, values = found, values | self.later.arrays()
+
+    def _answered_far_off(self, step: int, twin: Twin | None, ran: Ran) -> Check:
+        """The answer, if steps far off are as the first."""
+        far = self.later.ahead()
+        if far is not None:
+            self.found.differences.append(far)
+            return self._answer(step, causes=(CAUSE,))
+        seconds = self._eager_seconds() + (twin.seconds if twin is not None else 0.0)
+        state_bytes = twin.state_bytes if twin is not None else 0
+        return self._answer(step, seconds, ran.seconds, state_bytes)
+
+    def _is_of_earlier_steps(
+        self, step: int, taken: Taken, values: Mapping[str, Array], ran: Ran
+    ) -> bool:
+        """Whether a step that differs would not, if earlier ones had left nothing in Python; not to
+        be known of the first, which a generator may have kept from being the first."""
+        if not self.later.changed or step == 1:
+            return bool(self.later.lost)
+        try:
+            outcome = self.later.as_first(step, self._own(values))
+        except Exception:
+            return False
+        return not self._held(step, replace(taken, outcome=outcome, exact=None), ran).differences
+
+    def _renewed_once(
+        self,
+        wrong: Sequence[Difference],
+        step: int,
+        taken: Taken,
+        values: Mapping[str, Array],
+        ran: Ran,
+    ) -> _Found | None:
+        """The step beside PyTorch's without what is checkpointed running again, if all that differs
+        are buffers that PyTorch renews twice for that reason: running statistics."""
+        if not wrong or any(each.kind != "buffer" for each in wrong):
+            return None
+        try:
+            outcome = self.later.run_once(step, self._own(values))
+        except Exception:
+            return None
+        found = self._held(step, replace(taken, outcome=outcome, exact=None), ran)
+        return None if found.differences else found
 
     def _eager_seconds(self) -> float:
         """PyTorch's own step, not the first, neither watched nor with draws of ours."""
@@ -223,7 +267,13 @@ class _Comparison:
             )
         elif own is not None and own > DOUBTFUL:
             texts.append(f"more than a rough sum: PyTorch's own gradients are off by {own:.0%}")
-        return tuple(texts)
+        if self.renewed_twice:
+            texts.append(
+                f"{counted(len(self.renewed_twice), 'buffer')} of what is checkpointed, as "
+                f"'{self.renewed_twice[0]}': PyTorch runs that again and renews them twice in a "
+                "step, the graph once"
+            )
+        return (*texts, *self.later.notes())
 
     def _lost_draws(self, first: EagerStep) -> str:
         """What became of randomness, where it was lost."""
@@ -241,11 +291,10 @@ class _Comparison:
             values[LOSS_SCALE] = np.asarray(1.0, np.float32)  # nothing is to overflow yet
         return values
 
-    def _again(self, number: int, values: Mapping[str, Array]) -> Taken:
-        """PyTorch's step from the graph's new values."""
+    def _own(self, values: Mapping[str, Array]) -> dict[str, Any]:
+        """The parameters and buffers among the graph's values, as PyTorch takes them."""
         own = {*self.reference.eager.parameters, *self.reference.eager.buffers}
-        given = {name: as_tensor(value) for name, value in values.items() if name in own}
-        return self.reference.taken(number, given)
+        return {name: as_tensor(value) for name, value in values.items() if name in own}
 
     def _ran(self, values: Mapping[str, Array], outcome: EagerStep, optimized: bool = True) -> Ran:
         return self.trial.run(values, outcome.draws, optimized)
@@ -255,7 +304,13 @@ class _Comparison:
     def _hold(self, step: int, taken: Taken, values: Mapping[str, Array], ran: Ran) -> None:
         """Loss, gradients, metrics and buffers of a step."""
         found = self._held(step, taken, ran)
-        if found.differences:
+        once = self._renewed_once(found.differences, step, taken, values, ran)
+        if once is not None:
+            self.renewed_twice = tuple(each.name for each in found.differences)
+            found = once
+        if found.differences and self._is_of_earlier_steps(step, taken, values, ran):
+            found.differences.insert(0, self.later.blamed(step))
+        elif found.differences:
             judged = self.doubts.judged(step, step - 1, values, ran, found.differences)
             found.differences = list(judged.differences)
             self.granted += judged.granted
@@ -366,6 +421,8 @@ class _Comparison:
 
     def _causes(self, step: int, values: Mapping[str, Array], taken: Taken) -> tuple[str, ...]:
         """What probably made the differences; nothing is said where that is not found out."""
+        if any(each.kind == LATER for each in self.found.differences):
+            return (CAUSE,)
         if self.causes:
             return self.causes
         try:

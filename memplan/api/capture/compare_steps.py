@@ -46,10 +46,10 @@ class Difference:
     """What is not as in PyTorch.
 
     ``kind`` is ``loss``, ``gradient``, ``metric``, ``buffer``, ``parameter`` or ``state`` (new
-    values); or ``draws`` or ``run``: then ``name`` says what was drawn, or why the graph cannot
-    run. ``error`` and ``tolerance`` are relative to the largest entry of the tensor, ``place`` is
-    its module and the line of the user's code that reads it first. ``step`` is the step in which it
-    was seen.
+    values); or ``draws``, ``run`` or ``later``: then ``name`` says what was drawn, why the graph
+    cannot run, or what a later step does. ``error`` and ``tolerance`` are relative to the largest
+    entry of the tensor, ``place`` is its module and the line of the user's code that reads it
+    first. ``step`` is the step in which it was seen.
     """
 
     kind: str

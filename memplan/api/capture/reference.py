@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from memplan.api.capture.capture_check import NotComparableError, Skip
-from memplan.api.capture.compare_steps import Array, Tolerance, rounding_of_loss
+from memplan.api.capture.compare_steps import Array, Tolerance
+from memplan.api.capture.same_steps import unlike
 from memplan.errors import ModelError
 from memplan.pytorch.eager import Eager, EagerStep
+from memplan.pytorch.hidden_state import HiddenState
 from memplan.pytorch.installed_torch import own_failure
 from memplan.pytorch.reading import Reading
 from memplan.pytorch.torch_errors import ran_out_of_memory, reason_of
@@ -41,7 +43,8 @@ class Reference:
     def __init__(self, reading: Reading) -> None:
         """Take note of the step; nothing is run yet."""
         self.reading = reading
-        self.eager = Eager(reading.prepared)
+        self.eager = Eager(reading.prepared, reading.state)
+        self._after_first = reading.state
         self._in_float64 = True
 
     def require_room(self, peak_bytes: int) -> None:
@@ -73,7 +76,12 @@ class Reference:
             ModelError: PyTorch cannot take it.
             NotComparableError: it says nothing, or there is no memory for it.
         """
-        found = self.run(watched=True)
+        self.eager.go_to(self.reading.state)
+        found = self.run(watched=True, advance=True)
+        self._after_first = self.eager.state
+        self.eager.go_to(self.reading.state)
+        # A generator cannot be turned back: no step is taken twice then.
+        self._in_float64 = not self.reading.state.lost(self._after_first)
         if not np.isfinite(found.loss):
             raise NotComparableError(
                 Skip.LOSS, f"PyTorch's own loss is {found.loss} on the example batch"
@@ -122,14 +130,29 @@ class Reference:
             return False
         return True
 
+    @property
+    def after_first(self) -> HiddenState:
+        """What the first step leaves in Python."""
+        assert self.first
+        return self._after_first
+
     @cached_property
-    def is_steady(self) -> bool:
-        """Whether the step gives the same loss when it is taken again, but for rounding."""
-        one, other = self.first.loss, self.run().loss
-        return abs(one - other) <= rounding_of_loss(max(abs(one), abs(other)))
+    def unsteady(self) -> str:
+        """What the step gives otherwise when it is taken again, on the same values and from the
+        same state; or nothing."""
+        first = self.first
+        self.eager.go_to(self.reading.state)
+        return unlike(first, self.run(draws=bool(first.draws))) if self._in_float64 else ""
+
+    @cached_property
+    def begun(self) -> Taken:
+        """The step on the values that are there."""
+        first = self.first
+        self.eager.go_to(self.reading.state)
+        return self._beside_exact(first, 0, {})
 
     def taken(self, number: int, values: Mapping[str, Any]) -> Taken:
-        """The step on other values.
+        """The step on other values, from what it finds in Python.
 
         Args:
             number: tells its draws from those of other steps.
@@ -138,10 +161,13 @@ class Reference:
         outcome = self.run(number, values, draws=bool(self.first.draws))
         return self._beside_exact(outcome, number, values)
 
-    @cached_property
-    def begun(self) -> Taken:
-        """The step on the values that are there."""
-        return self._beside_exact(self.first, 0, {})
+    def advanced(self, number: int, values: Mapping[str, Any]) -> tuple[Taken, HiddenState]:
+        """The same, and what the step leaves in Python; nothing of that is there yet."""
+        before, batch = self.eager.state, self.eager.batch
+        outcome = self.run(number, values, draws=bool(self.first.draws), advance=True)
+        after = self.eager.state
+        self.eager.go_to(before, batch)
+        return self._beside_exact(outcome, number, values), after
 
     def _beside_exact(self, outcome: EagerStep, number: int, values: Mapping[str, Any]) -> Taken:
         exact = self._exact(number, values)

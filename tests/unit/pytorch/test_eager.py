@@ -45,6 +45,7 @@ def test_nothing_is_left_behind(wide: bool) -> None:
     model, step = eager()
     model.first.weight.grad = torch.ones(6, 6)
     model.norm.eval()
+    step.state = step.state.again()
     held = dict(model.state_dict(keep_vars=True))
     before = {n: t.detach().clone() for n, t in held.items()}
     states = torch.get_rng_state(), random.getstate(), repr(np.random.get_state(legacy=False))
@@ -76,6 +77,7 @@ def test_nothing_is_left_behind_by_a_step_that_fails() -> None:
 def test_gradients_are_those_of_backward() -> None:
     model, step = eager()
     model.drop.eval()
+    step.state = step.state.again()
     found = step.run()
     model(step.prepared.batch["tokens"]).backward()
     for name, parameter in step.parameters.items():

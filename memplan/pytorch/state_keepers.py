@@ -1,0 +1,274 @@
+"""What holds state in Python, and how it is given back what it held.
+
+A keeper remembers the contents of one thing that can change in place, and puts them back. None of
+them runs code of the user's: contents are read and written by the methods of the built-in types,
+and compared by identity.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from types import CellType, FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memplan.pytorch.values import content
+
+MISSING: Any = object()
+"""In the place of a value that is not there."""
+Keeper = Callable[[], None]
+_PARTS = 2
+
+
+def _same(now: list[Any], then: list[Any]) -> bool:
+    return len(now) == len(then) and all(a is b for a, b in zip(now, then, strict=True))
+
+
+def of_dict(held: dict[Any, Any]) -> Keeper:
+    """Of a dictionary, its order included."""
+    kind: Any = OrderedDict if issubclass(type(held), OrderedDict) else dict
+    keys, values = list(kind.keys(held)), list(kind.values(held))
+
+    def put_back() -> None:
+        if not (_same(list(kind.keys(held)), keys) and _same(list(kind.values(held)), values)):
+            kind.clear(held)
+            for key, value in zip(keys, values, strict=True):
+                kind.__setitem__(held, key, value)
+
+    return put_back
+
+
+def of_list(held: list[Any]) -> Keeper:
+    """Of a list."""
+    values = list.copy(held)
+
+    def put_back() -> None:
+        if not _same(held, values):
+            list.__setitem__(held, slice(None), values)
+
+    return put_back
+
+
+def of_deque(held: deque[Any]) -> Keeper:
+    """Of a double-ended queue."""
+    values = list(deque.__iter__(held))
+
+    def put_back() -> None:
+        if not _same(list(deque.__iter__(held)), values):
+            deque.clear(held)
+            deque.extend(held, values)
+
+    return put_back
+
+
+def of_set(held: set[Any]) -> Keeper:
+    """Of a set."""
+    values = list(set.__iter__(held))
+
+    def put_back() -> None:
+        if {id(v) for v in set.__iter__(held)} != {id(v) for v in values}:
+            set.clear(held)
+            set.update(held, values)
+
+    return put_back
+
+
+def of_cell(held: CellType) -> Keeper:
+    """Of a variable that a closure shares."""
+    value = in_cell(held)
+
+    def put_back() -> None:
+        if value is MISSING:
+            if in_cell(held) is not MISSING:
+                del held.cell_contents
+        elif in_cell(held) is not value:
+            held.cell_contents = value
+
+    return put_back
+
+
+def in_cell(held: CellType) -> Any:
+    """What a cell holds; MISSING where that is nothing yet."""
+    try:
+        return held.cell_contents
+    except ValueError:
+        return MISSING
+
+
+def of_defaults(held: FunctionType) -> Keeper:
+    """Of the defaults of a function."""
+    values = held.__defaults__
+
+    def put_back() -> None:
+        if held.__defaults__ is not values:
+            held.__defaults__ = values
+
+    return put_back
+
+
+def of_names(
+    values: Mapping[str, Any],
+    read: Callable[[str], Any],
+    write: Callable[[str, Any], None],
+    delete: Callable[[str], None],
+) -> Keeper:
+    """Of values by name, MISSING where there was none: globals, class attributes, slots."""
+
+    def put_back() -> None:
+        for name, value in values.items():
+            now = read(name)
+            if now is value:
+                continue
+            if value is MISSING:
+                delete(name)
+            else:
+                write(name, value)
+
+    return put_back
+
+
+def of_array(held: np.ndarray[Any, Any]) -> Keeper:
+    """Of an array."""
+    values = np.array(held, copy=True, subok=False)
+
+    def put_back() -> None:
+        if held.dtype == object or values.tobytes() != np.asarray(held).tobytes():
+            np.copyto(np.asarray(held), values)
+
+    return put_back
+
+
+def digest_of(contents: Any) -> bytes:
+    """What tells the bytes of a buffer from others."""
+    return hashlib.blake2b(contents, digest_size=16).digest()
+
+
+def of_flag(held: Tensor) -> Keeper:
+    """Of whether a tensor requires a gradient."""
+    flag = held.requires_grad
+
+    def put_back() -> None:
+        if held.is_leaf and held.requires_grad != flag:
+            held.requires_grad_(flag)
+
+    return put_back
+
+
+def of_tensor_hooks(held: Tensor) -> Keeper:
+    """Of the hooks of a tensor."""
+    before = {name: dict(hooks or {}) for name, hooks in tensor_hooks(held).items()}
+
+    def put_back() -> None:
+        for name, hooks in tensor_hooks(held).items():
+            if hooks is not None and dict(hooks) != before[name]:
+                hooks.clear()
+                hooks.update(before[name])
+
+    return put_back
+
+
+def tensor_hooks(held: Tensor) -> dict[str, Any]:
+    """The dictionaries of a tensor's hooks, by the attribute that holds them."""
+    names = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    return {name: getattr(held, name, None) for name in names}
+
+
+def of_generator(held: Any) -> tuple[Any, Keeper] | None:
+    """The state of a generator of random numbers, to be compared, and its keeper; None for
+    anything else."""
+    kind = type(held)
+    if issubclass(kind, random.Random) and not issubclass(kind, random.SystemRandom):
+        state: Any = random.Random.getstate(held)
+        return state, lambda: random.Random.setstate(held, state)
+    if issubclass(kind, np.random.Generator):
+        state = held.bit_generator.state
+        return repr(state), lambda: setattr(held.bit_generator, "state", state)
+    if issubclass(kind, np.random.RandomState):
+        state = held.get_state(legacy=False)
+        return repr(state), lambda: held.set_state(state)
+    if issubclass(kind, torch.Generator):
+        state = held.get_state()
+        return state.numpy().tobytes(), lambda: held.set_state(state) and None
+    return None
+
+
+class SavedTensor:
+    """A tensor that is neither parameter nor buffer, and a copy of it.
+
+    ``digest`` tells its contents from others. Without room, or for a tensor that cannot be read,
+    there is no copy.
+    """
+
+    def __init__(self, held: Tensor, room: int, before: SavedTensor | None = None) -> None:
+        """Read it; the copy may be that of ``before``, which saw the same tensor."""
+        self.held, self.copied_bytes = held, 0
+        self.copy: Tensor | None = None
+        self.shape, self.dtype = tuple(held.shape), held.dtype
+        plain = held.detach()
+        self.digest = b""
+        if plain.is_meta or plain.layout is not torch.strided:
+            return
+        self.digest = digest_of(content(plain))
+        if before is not None and before.copy is not None and before.token == self.token:
+            self.copy = before.copy
+        elif plain.numel() * plain.element_size() <= room:
+            self.copied_bytes = plain.numel() * plain.element_size()
+            self.copy = plain.clone()
+
+    @property
+    def token(self) -> tuple[Any, ...]:
+        """What tells it from others."""
+        return ("tensor", self.dtype, self.shape, self.digest, self.held.requires_grad)
+
+    def put_back(self) -> None:
+        """Give the tensor its contents back, where they are others."""
+        if self.copy is None:
+            return
+        with torch.no_grad():
+            now = self.held.data
+            if now.shape != self.shape or now.dtype != self.dtype:
+                self.held.data = self.copy.clone()
+            elif not torch.equal(now, self.copy):
+                now.copy_(self.copy)
+
+
+def iterator_parts(held: Any) -> tuple[Any, tuple[Any, ...], Any] | None:
+    """How Python makes an iterator of its own anew (function, arguments, state); None where it
+    does not say."""
+    try:
+        made = held.__reduce__()
+    except TypeError:
+        return None
+    if not isinstance(made, tuple) or len(made) < _PARTS:
+        return None
+    return made[0], made[1], made[_PARTS] if len(made) > _PARTS else None
+
+
+def iterator_copy(held: Any) -> Any:
+    """A copy of an iterator that goes on by itself from where this one is.
+
+    Raises:
+        TypeError: it cannot be copied: a generator, a file.
+    """
+    parts = iterator_parts(held)
+    if parts is None:
+        raise TypeError(f"{type(held).__name__} cannot be copied")
+    make, arguments, state = parts
+    found = make(*(iterator_copy(each) if is_iterator(each) else each for each in arguments))
+    if type(state) is tuple:  # cycle: what it has seen so far, to which it goes on to add
+        state = tuple(list(each) if type(each) is list else each for each in state)
+    if state is not None:
+        found.__setstate__(state)
+    return found
+
+
+def is_iterator(held: Any) -> bool:
+    """Whether something is an iterator of Python's own."""
+    kind = type(held)
+    return kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__")

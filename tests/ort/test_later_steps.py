@@ -1,0 +1,610 @@
+"""Training code whose later steps are not as its first: right over six steps, or refused by name.
+
+A row each. What is captured is held against a loop of PyTorch that is the test's own, on six
+batches, from a model that is made anew.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+import memplan
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402, N812
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from helpers.torch_steps import trained  # noqa: E402
+
+pytestmark = [pytest.mark.ort, pytest.mark.slow]
+RATE = 0.1
+Make = Callable[[], tuple[Any, Any]]
+REFUSED: dict[str, tuple[Make, str, str]] = {}
+"""What makes a model and a loss; by which road; what the refusal must name."""
+SAID: dict[str, tuple[Make, str, str]] = {}
+"""The same where the change does not matter: what the report must name, if anything."""
+
+
+class Net(nn.Module):
+    """Two layers, of which ``step`` makes a loss; ``begin`` is what it keeps."""
+
+    def __init__(self, step: Callable[..., Any], **kept: Any) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.step = step
+        for name, value in kept.items():
+            setattr(self, name, value)
+
+    def forward(self, x: Any) -> Any:
+        return self.step(self, x)
+
+
+def loss_of(model: Any, x: Any) -> Any:
+    return model.b(model.a(x).tanh()).square().mean()
+
+
+def refused(name: str, via: str = "grad", **kept: Callable[[], Any]) -> Any:
+    """A row: a step of a model that keeps something; ``kept`` are functions that make it."""
+    return _row(REFUSED, name, via, kept)
+
+
+def said(name: str, via: str = "grad", **kept: Callable[[], Any]) -> Any:
+    """A row that is captured."""
+    return _row(SAID, name, via, kept)
+
+
+def _row(rows: dict[str, Any], name: str, via: str, kept: Any) -> Any:
+    def note(step: Any) -> Any:
+        def make() -> tuple[Any, Any]:
+            torch.manual_seed(0)
+            return Net(step, **{key: made() for key, made in kept.items()}), None
+
+        rows[step.__name__] = (make, via, name)
+        return step
+
+    return note
+
+
+def made(rows: dict[str, Any], name: str, via: str = "grad") -> Any:
+    """A row whose model and loss a function makes."""
+
+    def note(make: Make) -> Make:
+        def seeded() -> tuple[Any, Any]:
+            torch.manual_seed(0)
+            return make()
+
+        rows[make.__name__] = (seeded, via, name)
+        return make
+
+    return note
+
+
+@dataclass
+class Config:
+    scale: float = 1.0
+    seen: list[int] = field(default_factory=list)
+
+
+class Box:
+    def __init__(self) -> None:
+        self.n = 0
+
+
+class Slotted:
+    __slots__ = ("n",)
+
+    def __init__(self) -> None:
+        self.n = 0
+
+
+# --- Attributes -----------------------------------------------------------------------------------
+
+
+@refused("'model.calls'", calls=lambda: 0)
+def annealing(m: Any, x: Any) -> Any:
+    m.calls += 1
+    return loss_of(m, x) * min(1.0, m.calls / 10)
+
+
+@refused("'model.temperature'", "joint", temperature=lambda: 1.0)
+def a_temperature(m: Any, x: Any) -> Any:
+    m.temperature *= 0.9
+    return F.cross_entropy(m.a(x) / m.temperature, m.b(x).softmax(1).detach())
+
+
+@refused("'model.history'", history=list)
+def a_list(m: Any, x: Any) -> Any:
+    m.history.append(1)
+    return loss_of(m, x) / len(m.history)
+
+
+@refused("model.counts['steps']", counts=lambda: {"steps": 0})
+def a_dictionary(m: Any, x: Any) -> Any:
+    m.counts["steps"] += 1
+    return loss_of(m, x) * m.counts["steps"]
+
+
+@refused("'model.counter'", counter=collections.Counter)
+def a_counter(m: Any, x: Any) -> Any:
+    m.counter["x"] += 1
+    return loss_of(m, x) * m.counter["x"]
+
+
+@refused("'model.window'", "joint", window=lambda: collections.deque([1.0], 3))
+def a_window(m: Any, x: Any) -> Any:
+    m.window.append(m.window[-1] + 1.0)
+    return loss_of(m, x) * sum(m.window)
+
+
+@refused("'model.seen'", seen=set)
+def a_set(m: Any, x: Any) -> Any:
+    m.seen.add(len(m.seen))
+    return loss_of(m, x) / len(m.seen)
+
+
+@refused("'model.box.n'", box=Box)
+def an_object(m: Any, x: Any) -> Any:
+    m.box.n += 1
+    return loss_of(m, x) * m.box.n
+
+
+@refused("'model.slotted.n'", "joint", slotted=Slotted)
+def an_object_with_slots(m: Any, x: Any) -> Any:
+    m.slotted.n += 1
+    return loss_of(m, x) * m.slotted.n
+
+
+@refused("'model.config.scale'", config=Config)
+def a_dataclass(m: Any, x: Any) -> Any:
+    m.config.scale /= 2
+    return loss_of(m, x) * m.config.scale
+
+
+@refused("'model.scale'", scale=lambda: np.ones(1, np.float32))
+def an_array(m: Any, x: Any) -> Any:
+    m.scale += 1
+    return loss_of(m, x) * float(m.scale[0])
+
+
+@refused("'model.centre'", "joint", centre=lambda: torch.zeros(4))
+def a_running_centre(m: Any, x: Any) -> Any:
+    y = m.a(x)
+    loss = (y - m.centre).square().mean()
+    m.centre = 0.9 * m.centre + 0.1 * y.detach().mean(0)
+    return loss
+
+
+@refused("'model.largest'", "joint", largest=lambda: torch.zeros(()))
+def a_running_scale(m: Any, x: Any) -> Any:
+    m.largest = torch.maximum(m.largest, x.abs().max())
+    return loss_of(m, x / m.largest)
+
+
+@refused("'model.hidden'", "joint", hidden=lambda: None)
+def a_hidden_state(m: Any, x: Any) -> Any:
+    before = torch.zeros(4) if m.hidden is None else m.hidden.detach()
+    m.hidden = (m.a(x).mean(0) + m.b(before)).tanh()
+    return m.hidden.square().sum()
+
+
+@refused("'model.cache[0]'", cache=lambda: [torch.zeros(4)])
+def a_tensor_in_place(m: Any, x: Any) -> Any:
+    loss = (m.a(x) - m.cache[0]).square().mean()
+    m.cache[0].copy_(x.detach().mean(0))
+    return loss
+
+
+@refused("'model.pace'", "joint", pace=lambda: torch.zeros((), dtype=torch.int64))
+def a_counter_in_a_tensor(m: Any, x: Any) -> Any:
+    m.pace = m.pace + 1
+    return loss_of(m, x) * torch.where(m.pace > 300, 2.0, 1.0)
+
+
+# --- When a step is another -----------------------------------------------------------------------
+
+
+@refused("'model.calls'", calls=lambda: 0)
+def every_other_step(m: Any, x: Any) -> Any:
+    m.calls += 1
+    return (m.a if m.calls % 2 else m.b)(x).square().mean()
+
+
+@refused("'model.calls'", "joint", calls=lambda: 0)
+def every_third_step(m: Any, x: Any) -> Any:
+    m.calls += 1
+    return loss_of(m, x) if m.calls % 3 else m.a(x).abs().mean()
+
+
+@refused("'model.calls'", calls=lambda: 0)
+def detached_late(m: Any, x: Any) -> Any:
+    m.calls += 1
+    h = m.a(x)
+    return m.b(h.detach() if m.calls > 500 else h).square().mean()
+
+
+@refused("'model.calls'", calls=lambda: 0)
+def unfrozen_late(m: Any, x: Any) -> Any:
+    m.calls += 1
+    m.b.requires_grad_(m.calls > 5_000)
+    return loss_of(m, x)
+
+
+@refused("'model.b.weight'", calls=lambda: 0)
+def frozen_behind_the_third_step(m: Any, x: Any) -> Any:
+    m.calls += 1
+    if m.calls == 3:
+        m.b.requires_grad_(False)
+    return loss_of(m, x)
+
+
+@refused("'model.t'", "joint", t=lambda: 0.0)
+def another_loss_late(m: Any, x: Any) -> Any:
+    m.t += 0.5
+    return loss_of(m, x) if m.t < 3_000 else m.a(x).abs().mean()
+
+
+@refused("'model.norm.training'")
+def a_mode(m: Any, x: Any) -> Any:
+    y = m.norm(m.a(x)).pow(3).mean()
+    m.norm.eval()
+    return y
+
+
+@refused("'model.norm.eps'", "joint")
+def a_setting_of_a_module(m: Any, x: Any) -> Any:
+    m.norm.eps *= 100
+    return m.norm(m.a(x)).pow(4).mean()
+
+
+@refused("model.act", act=nn.Tanh)
+def a_module_is_replaced(m: Any, x: Any) -> Any:
+    loss = m.act(m.a(x)).square().mean()
+    m.act = nn.ReLU()
+    return loss
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(_context: Any, x: Any, scale: float) -> Any:
+        _context.scale = scale
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: Any) -> Any:
+        return -context.scale * gradient, None
+
+
+@refused("'model.calls'", "joint", calls=lambda: 0)
+def a_reversed_gradient_on_a_schedule(m: Any, x: Any) -> Any:
+    m.calls += 1
+    return m.b(Reversed.apply(m.a(x), m.calls / 10)).square().mean()
+
+
+@refused("hook 'counting' of model.a", "joint")
+def a_hook_that_is_added(m: Any, x: Any) -> Any:
+    def counting(_module: Any, _given: Any, found: Any) -> Any:
+        return found * 2
+
+    loss = loss_of(m, x)
+    m.a.register_forward_hook(counting)
+    return loss
+
+
+# --- Beside the model -----------------------------------------------------------------------------
+
+
+STEPS = 0
+TABLE = {"steps": 0}
+
+
+@refused("global 'STEPS' of test_later_steps.py")
+def a_global(m: Any, x: Any) -> Any:
+    global STEPS
+    STEPS += 1
+    return loss_of(m, x) * STEPS
+
+
+def _another() -> int:
+    TABLE["steps"] += 1
+    return TABLE["steps"]
+
+
+@refused("global 'TABLE['steps']' of test_later_steps.py", "joint")
+def a_global_of_a_function(m: Any, x: Any) -> Any:
+    return loss_of(m, x) * _another()
+
+
+class Counted(Net):
+    count = 0
+
+    def forward(self, x: Any) -> Any:
+        type(self).count += 1
+        return loss_of(self, x) * type(self).count
+
+
+@made(REFUSED, "class attribute Counted.count")
+def a_class_attribute() -> Any:
+    return Counted(loss_of), None
+
+
+@made(REFUSED, "loss function's closure 'calls'")
+def a_closure() -> Any:
+    calls = 0
+
+    def loss(model: Any, x: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return loss_of(model, x) * calls
+
+    return Net(loss_of), loss
+
+
+@made(REFUSED, "loss function's default 'seen'", "joint")
+def a_default() -> Any:
+    def loss(model: Any, x: Any, seen: Any = []) -> Any:  # noqa: B006
+        seen.append(1)
+        return loss_of(model, x) * len(seen)
+
+    return Net(loss_of), loss
+
+
+@made(REFUSED, "attribute 'calls'")
+def an_attribute_of_a_function() -> Any:
+    def loss(model: Any, x: Any) -> Any:
+        loss.calls += 1  # type: ignore[attr-defined]
+        return loss_of(model, x) * loss.calls  # type: ignore[attr-defined]
+
+    loss.calls = 0  # type: ignore[attr-defined]
+    return Net(loss_of), loss
+
+
+class Smoothed:
+    def __init__(self) -> None:
+        self.mean = torch.ones(())
+
+    def __call__(self, model: Any, x: Any) -> Any:
+        loss = loss_of(model, x)
+        self.mean = 0.5 * self.mean + 0.5 * loss.detach()
+        return loss / self.mean
+
+
+@made(REFUSED, "'loss.mean'", "joint")
+def a_loss_with_state() -> Any:
+    return Net(loss_of), Smoothed()
+
+
+@made(REFUSED, "'n'", "joint")
+def a_partial() -> Any:
+    def loss(state: Any, model: Any, x: Any) -> Any:
+        state["n"] += 1
+        return loss_of(model, x) * state["n"]
+
+    return Net(loss_of), functools.partial(loss, {"n": 0})
+
+
+def _warming() -> Iterator[float]:
+    for k in range(1, 1_000):
+        yield k / 10
+
+
+@refused("model.schedule", "joint", schedule=_warming)
+def a_generator(m: Any, x: Any) -> Any:
+    return loss_of(m, x) * next(m.schedule)
+
+
+@refused("'model.numbers'", numbers=lambda: itertools.count(1))
+def an_iterator(m: Any, x: Any) -> Any:
+    return loss_of(m, x) * next(m.numbers)
+
+
+@refused("'model.turns'", turns=lambda: itertools.cycle([1.0, 1.0, 2.0]))
+def an_iterator_in_turns(m: Any, x: Any) -> Any:
+    return loss_of(m, x) * next(m.turns)
+
+
+@refused("'model.random'", "joint", random=lambda: random.Random(0))
+def random_numbers_of_its_own(m: Any, x: Any) -> Any:
+    return loss_of(m, x) * m.random.random()
+
+
+@refused("'model.random'", random=lambda: np.random.default_rng(0))
+def random_numbers_of_numpy(m: Any, x: Any) -> Any:
+    return loss_of(m, x) * m.random.random()
+
+
+@refused("model.outside[0].weight", "joint", outside=lambda: [nn.Linear(4, 4)])
+def a_teacher_outside(m: Any, x: Any) -> Any:
+    teacher = m.outside[0]
+    with torch.no_grad():
+        wanted = teacher(x)
+        for own, new in zip(teacher.parameters(), m.a.parameters(), strict=True):
+            own.data = 0.9 * own.data + 0.1 * new.data
+    return F.mse_loss(m.a(x), wanted)
+
+
+@made(REFUSED, "hook 'hook' of model.a's closure 'n'")
+def a_hook_that_counts() -> Any:
+    model, n = Net(loss_of), 0
+
+    def hook(_module: Any, _given: Any, found: Any) -> Any:
+        nonlocal n
+        n += 1
+        return found * n
+
+    model.a.register_forward_hook(hook)
+    return model, None
+
+
+# --- What does not matter -------------------------------------------------------------------------
+
+
+@said("'model.calls'", calls=lambda: 0)
+def counted_to_be_logged(m: Any, x: Any) -> Any:
+    m.calls += 1
+    if m.calls % 100 == 0:
+        m.calls += 0
+    return loss_of(m, x)
+
+
+@said("'model.last'", "joint", last=lambda: None)
+def a_map_that_is_kept(m: Any, x: Any) -> Any:
+    h = m.a(x)
+    m.last = h.detach().softmax(1)
+    return m.b(h).square().mean()
+
+
+@said("'model.places'", "joint", places=lambda: None)
+def a_table_that_is_made_once(m: Any, x: Any) -> Any:
+    if m.places is None:
+        m.places = torch.arange(4.0)
+    return loss_of(m, x + m.places)
+
+
+@said("'model.log'", log=list)
+def losses_that_are_kept(m: Any, x: Any) -> Any:
+    loss = loss_of(m, x)
+    m.log.append(loss.detach())
+    return loss
+
+
+@said("model.extra", "joint", extra=lambda: None)
+def a_parameter_made_late(m: Any, x: Any) -> Any:
+    if m.extra is None:
+        m.extra = nn.Parameter(torch.ones(4))
+    return (m.a(x) * m.extra).square().mean()
+
+
+@made(SAID, "")
+def a_buffer_that_counts() -> Any:
+    def step(model: Any, x: Any) -> Any:
+        model.calls += 1
+        return loss_of(model, x) * model.calls
+
+    model = Net(step)
+    model.register_buffer("calls", torch.zeros(()))
+    return model, None
+
+
+def batches() -> list[Any]:
+    torch.manual_seed(7)
+    return [torch.randn(6, 4) for _ in range(6)]
+
+
+def step_of(make: Make, x: Any) -> memplan.TorchStep:
+    model, loss = make()
+    optimizer = torch.optim.SGD(model.parameters(), RATE)
+    return memplan.TorchStep(model, loss, {"x": x}, optimizer)
+
+
+def losses_of(make: Make) -> list[float]:
+    """Those of PyTorch."""
+    step, found = step_of(make, None), []
+    for x in batches():
+        step.optimizer.zero_grad()
+        loss = step.model(x) if step.loss is None else step.loss(step.model, x)
+        loss.backward()
+        step.optimizer.step()
+        found.append(float(loss.detach()))
+    return found
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_step_that_is_another_later_is_refused_by_name(name: str) -> None:
+    make, via, path = REFUSED[name]
+    with pytest.raises(memplan.MemplanError) as caught:
+        memplan.capture(step_of(make, batches()[0]), via=via)
+    assert path in f"{caught.value.message} {caught.value.hint}"
+    assert "register_buffer" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_does_not_matter_is_captured_and_said_by_name(name: str) -> None:
+    make, via, path = SAID[name]
+    capture = memplan.capture(step_of(make, batches()[0]), via=via)
+    assert path in " ".join(capture.check.not_checked)
+    assert bool(path) == bool(capture.check.not_checked)
+    assert capture.check.steps == (6 if path else 2)
+    found, _ = trained(capture, [(x,) for x in batches()])
+    np.testing.assert_allclose(found, losses_of(make), rtol=1e-4)
+
+
+# --- PyTorch's own step, and the model afterwards -------------------------------------------------
+
+
+@pytest.mark.parametrize("via", ["grad", "joint"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_reentrant_checkpoint_trains_what_it_does_in_pytorch(via: str, reentrant: bool) -> None:
+    def loss(model: Any, x: Any) -> Any:
+        return model.b(checkpoint(model.a, x, use_reentrant=reentrant)).square().mean()
+
+    model = Net(loss_of)
+    x = batches()[0]
+    trained_ones = set(memplan.capture(memplan.TorchStep(model, loss, {"x": x}), via=via).trained)
+    loss(model, x).backward()
+    held = dict(model.named_parameters())
+    assert trained_ones == {name for name, p in held.items() if p.grad is not None}
+    assert ("a.weight" in trained_ones) is not reentrant
+
+
+def test_statistics_in_a_checkpoint_are_said_to_be_renewed_once() -> None:
+    def loss(model: Any, x: Any) -> Any:
+        inner = checkpoint(lambda x: model.norm(model.a(x)), x, use_reentrant=False)
+        return model.b(F.dropout(inner, 0.3)).square().mean()
+
+    check = memplan.capture(memplan.TorchStep(Net(loss_of), loss, {"x": batches()[0]})).check
+    (said,) = check.not_checked
+    assert "as 'norm.running_mean': PyTorch runs that again" in said
+
+
+@pytest.mark.parametrize("via", ["auto", "grad", "joint"])
+def test_a_model_is_afterwards_as_it_was(via: str) -> None:
+    class Changed(Net):
+        def forward(self, x: Any) -> Any:
+            self.norm.eval()
+            self.box.n += 1
+            self.log.append(self.box.n)
+            self.extra = self.box.n
+            self.b.weight.requires_grad_(False)
+            self.mean = self.mean + x.mean(0)
+            self.a.register_forward_hook(lambda *_: None)
+            if not torch.compiler.is_exporting() and via == "auto":
+                raise ValueError
+            return loss_of(self, self.norm(x))
+
+    model = Changed(loss_of, box=Box(), log=[])
+    model.register_buffer("mean", torch.zeros(4))
+    before = dict(vars(model))
+    with contextlib.suppress(memplan.MemplanError):
+        memplan.capture(memplan.TorchStep(model, None, {"x": batches()[0]}), via=via)
+    assert model.norm.training
+    assert (model.box.n, model.log) == (0, [])
+    assert vars(model) == before
+    assert model.b.weight.requires_grad
+    assert not model.mean.any()
+    assert not model.a._forward_hooks
+
+
+def test_what_changes_where_nobody_can_see_it_is_refused(tmp_path: Any) -> None:
+    file = tmp_path / "calls"
+    file.write_text("")
+
+    def loss(model: Any, x: Any) -> Any:
+        with file.open("a") as log:
+            log.write("1")
+        return loss_of(model, x) * file.stat().st_size
+
+    with pytest.raises(memplan.MemplanError, match="another each time that the same step is run"):
+        memplan.capture(memplan.TorchStep(Net(loss_of), loss, {"x": batches()[0]}), via="grad")

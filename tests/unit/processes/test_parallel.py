@@ -72,6 +72,23 @@ def test_no_more_processes_are_started_than_there_are_items(
     assert asked == [2]  # of one, joblib would make this process
 
 
+@pytest.mark.slow
+def test_the_process_that_notes_what_is_shared_outlives_a_terminal() -> None:
+    """One started in its place would know of nothing, and say so in tracebacks."""
+    code = """
+import os, signal, time, work
+from joblib.externals.loky.backend.resource_tracker import _resource_tracker as tracker
+from memplan.processes.parallel import LocalWorkers
+for answer in LocalWorkers(2).answers(work.square, [3]):
+    os.kill(tracker._pid, signal.SIGHUP)
+    time.sleep(0.5)
+    ended = os.waitpid(tracker._pid, os.WNOHANG)
+    print(answer, ended, signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("(0, 9) (0, 0) set()\n", "")
+
+
 def test_every_item_has_its_answer_in_this_process() -> None:
     with joblib.parallel_config("sequential"):
         found = dict(ConfiguredWorkers().answers(function("square"), [3, 1, 2]))

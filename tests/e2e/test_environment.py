@@ -177,7 +177,9 @@ def test_what_a_signal_broke_off_is_no_bug_whatever_is_raised(
     saved(odd.training(), tmp_path)
     source = BROKEN_OFF.replace("NUMBER", str(int(number))).replace("ERROR", error)
     command = [sys.executable, "-c", source, "analyze", MODEL]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_SECONDS
+    )
     assert_refused(done, code, f"error: {word}", "nothing was written")
 
 

@@ -94,7 +94,7 @@ class LaterSteps:
             names = sorted(set(first.metrics) ^ set(outcome.metrics))
             text = f"step {number} has other metrics than the first: '{names[0]}'"
         elif _kinds(first) != _kinds(outcome):
-            text = f"step {number} draws other random numbers than the first"
+            text = f"other random numbers are drawn in step {number} than in the first"
         if not text:
             return taken
         return Difference(LATER, self._with_names(text), math.inf, 0.0, number)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from memplan.api.capture.capturing import capture
     from memplan.api.diff.diff_result import Diff
     from memplan.api.diff.diffing import diff
+    from memplan.api.grad.check_outcome import GradientCheck, GradientsDifferError
     from memplan.api.grad.differentiate import grad, gradients
     from memplan.api.grad.training_graph import GradOptions, TrainingGraph
     from memplan.api.lower.lowered import LoweredGraph, LowerOptions, lower
@@ -48,6 +49,8 @@ _HOME = {
     "Diff": "memplan.api.diff.diff_result",
     "Ema": "memplan.pytorch.torch_step",
     "GradOptions": "memplan.api.grad.training_graph",
+    "GradientCheck": "memplan.api.grad.check_outcome",
+    "GradientsDifferError": "memplan.api.grad.check_outcome",
     "LowerOptions": "memplan.api.lower.lowered",
     "LoweredGraph": "memplan.api.lower.lowered",
     "MemplanError": "memplan.errors",
@@ -89,6 +92,8 @@ __all__ = [
     "Diff",
     "Ema",
     "GradOptions",
+    "GradientCheck",
+    "GradientsDifferError",
     "LowerOptions",
     "LoweredGraph",
     "MemplanError",

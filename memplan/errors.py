@@ -10,7 +10,8 @@
     │   ├── NodeFailedError      5  a run failed in a node of the model
     │   └── ProviderMissingError 5  CUDA was asked for and does not start
     ├── TrainingError            1  the loss of a step is not a number
-    └── CaptureDiffersError      1  a captured step is not PyTorch's (memplan.api.capture)
+    ├── CaptureDiffersError      1  a captured step is not PyTorch's (memplan.api.capture)
+    └── GradientsDifferError     1  gradients are not the forward graph's (memplan.api.grad)
 
 Other findings (a regression, outputs that differ, a budget that was broken) are not exceptions: the
 command reports them and exits 1.

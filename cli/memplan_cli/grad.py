@@ -103,6 +103,13 @@ from memplan_cli.shared_options import (
 @dropout_option
 @dim_option("Set the size of a symbolic dimension, for --checkpoints. Repeatable.")
 @weights_option
+@click.option(
+    "--check/--no-check",
+    default=True,
+    show_default=True,
+    help="Compare the gradients with central differences of the forward graph. If they differ, "
+    "exit with code 1 and write nothing.",
+)
 @click.option("--forward-only", is_flag=True, help="Write the forward part only, with the loss.")
 @report_options(output=None, format_help="Format of the report on stdout.")
 def command(
@@ -110,6 +117,7 @@ def command(
     output: Path,
     update_output: Path | None,
     dims: tuple[str, ...],
+    check: bool,
     report: Report,
     **options: Any,
 ) -> int:
@@ -132,6 +140,7 @@ def command(
             update_output=update_output,
             dims=bound(dims),
             force=report.force,
+            check=check,
         )
     if to_stdout:
         emit_model(result.model, forward, options["weights"])

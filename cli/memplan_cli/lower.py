@@ -58,9 +58,16 @@ from memplan_cli.shared_options import (
     help="Keep the gradient accumulation buffers, as state. Cannot be combined with "
     "--optimizer-model.",
 )
+@click.option(
+    "--check/--no-check",
+    default=True,
+    show_default=True,
+    help="Compare the gradients with central differences of the forward part. If they differ, exit "
+    "with code 1 and write nothing.",
+)
 @weights_option
 @report_options(output=None, format_help="Format of the report on stdout.")
-def command(training_model: Path, output: Path, report: Report, **options: Any) -> int:
+def command(training_model: Path, output: Path, check: bool, report: Report, **options: Any) -> int:
     """Convert a TRAINING_MODEL of onnxruntime-training to standard ONNX operators.
 
     TRAINING_MODEL is one of its artifacts ('training_model.onnx') or a graph saved by ORTModule.
@@ -78,6 +85,7 @@ def command(training_model: Path, output: Path, report: Report, **options: Any) 
             None if to_stdout else output,
             LowerOptions(**options),
             force=report.force,
+            check=check,
         )
     if to_stdout:
         emit_model(result.model, training_model, options["weights"])

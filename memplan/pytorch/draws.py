@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memplan.proto.fed_draws import NORMAL, UNIFORM
+
 _STEPS = 512
-UNIFORM, NORMAL = "uniform", "normal"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,33 +16,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from memplan.api.capture.capture_check import NotComparableError, Skip
 from memplan.api.capture.captured_file import Finished
 from memplan.errors import RuntimeUnavailableError
 from memplan.ir.roles import STATE
-from memplan.proto.counter_masks import counter_masks
-from memplan.proto.edit import copied, replace_nodes
-from memplan.proto.nodes import inner_nodes
-from memplan.pytorch.draws import NORMAL, UNIFORM, TorchDraw
+from memplan.proto.edit import copied
+from memplan.proto.fed_draws import cannot_be_fed, family, feed_draws, random_nodes
+from memplan.pytorch.draws import TorchDraw
 from memplan.runtime.installed import require_runtime
 from memplan.runtime.messages import RunRequest
 from memplan.units import counted
 
 Array = npt.NDArray[Any]
-_FLOAT = onnx.TensorProto.FLOAT
 _PREFIX = "memplan/draw_"
-_FAMILIES = {
-    "Dropout": UNIFORM,
-    "Bernoulli": UNIFORM,
-    "RandomUniform": UNIFORM,
-    "RandomUniformLike": UNIFORM,
-    "RandomNormal": NORMAL,
-    "RandomNormalLike": NORMAL,
-    "Multinomial": "",
-}
-"""Random operators, and what they draw; nothing that can be given to them: no family."""
 
 
 class CannotRunError(Exception):
@@ -169,50 +157,16 @@ def _feed_draws(
 ) -> tuple[str, dict[int, str]]:
     """Replace the random nodes of a graph, in place: what does not match, and the inputs that take
     each of the draws."""
-    nodes = list(graph.node)
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    masks = counter_masks(graph)
-    random = [
-        k for k, node in enumerate(nodes) if node.output[0] in masks or _is_random(node, constants)
-    ]
-    inside = [n.op_type for node in nodes for n in inner_nodes(node) if n.op_type in _FAMILIES]
-    strange = [nodes[k].op_type for k in random if not _family(nodes[k])] + inside
+    nodes, shapes = list(graph.node), _shapes(graph, dims)
+    strange = cannot_be_fed(graph)
     if strange:
-        return f"{strange[0]} of the graph cannot be given its draws", {}
-    shapes = _shapes(graph, dims)
-    places = _matched([(k, nodes[k], shapes.get(nodes[k].output[0])) for k in random], draws)
+        return f"{strange} of the graph cannot be given its draws", {}
+    random = [(k, nodes[k], shapes.get(nodes[k].output[0])) for k in random_nodes(graph)]
+    places = _matched(random, draws)
     if isinstance(places, str):
         return places, {}
-    made: list[onnx.NodeProto] = []
-    for index, node in enumerate(nodes):
-        if index not in places:
-            made.append(node)
-            continue
-        name = f"{_PREFIX}{places[index]}"
-        graph.input.add().CopyFrom(helper.make_tensor_value_info(name, _FLOAT, None))
-        share = masks.get(node.output[0])
-        made += _arithmetic(node, name) if share is None else _compared(node, name, share)
-    replace_nodes(graph, made)
+    feed_draws(graph, {index: f"{_PREFIX}{draw}" for index, draw in places.items()})
     return "", {draw: f"{_PREFIX}{draw}" for draw in places.values()}
-
-
-def _is_random(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:
-    if node.domain or node.op_type not in _FAMILIES:
-        return False
-    if node.op_type != "Dropout":
-        return True
-    ratio, training = ([*node.input, "", ""][k] for k in (1, 2))
-    if not training or (training in constants and not _number(constants[training])):
-        return False
-    return ratio not in constants or _number(constants[ratio]) > 0
-
-
-def _family(node: onnx.NodeProto) -> str:
-    return _FAMILIES.get(node.op_type, UNIFORM)  # masks of a counter are compared
-
-
-def _number(tensor: onnx.TensorProto) -> float:
-    return float(numpy_helper.to_array(tensor).reshape(()))
 
 
 def _shapes(graph: onnx.GraphProto, dims: Mapping[str, int]) -> dict[str, tuple[int, ...] | None]:
@@ -239,7 +193,7 @@ def _matched(
         wanted[(draw.family, draw.shape if by_shape else ())].append(number)
     there: dict[object, list[int]] = defaultdict(list)
     for index, node, shape in nodes:
-        there[(_family(node), shape if by_shape else ())].append(index)
+        there[(family(node), shape if by_shape else ())].append(index)
     if {key: len(v) for key, v in wanted.items()} != {key: len(v) for key, v in there.items()}:
         asked = ", ".join(sorted({draw.operator for draw in draws}))
         return (
@@ -251,69 +205,3 @@ def _matched(
         for key, indices in there.items()
         for index, number in zip(indices, wanted[key], strict=True)
     }
-
-
-def _arithmetic(node: onnx.NodeProto, draw: str) -> list[onnx.NodeProto]:
-    """What a random node computes from its draw."""
-    out = node.output[0]
-    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-
-    def like(name: str, result: str) -> onnx.NodeProto:
-        if "dtype" in given:
-            return helper.make_node("Cast", [name], [result], to=given["dtype"])
-        if node.input:
-            return helper.make_node("CastLike", [name, node.input[0]], [result])
-        return helper.make_node("Cast", [name], [result], to=_FLOAT)
-
-    def constant(value: float, name: str) -> onnx.NodeProto:
-        return helper.make_node("Constant", [], [name], value_float=value)
-
-    if node.op_type == "Dropout":
-        return _dropout(node, draw)
-    if node.op_type == "Bernoulli":
-        return [
-            constant(1.0, f"{draw}/one"),
-            helper.make_node("Cast", [node.input[0]], [f"{draw}/p"], to=_FLOAT),
-            helper.make_node("Sub", [f"{draw}/one", f"{draw}/p"], [f"{draw}/rest"]),
-            helper.make_node("Greater", [draw, f"{draw}/rest"], [f"{draw}/kept"]),
-            like(f"{draw}/kept", out),
-        ]
-    if node.op_type.startswith("RandomUniform"):
-        begin = float(given.get("low", 0.0))
-        factor = float(given.get("high", 1.0)) - begin
-    else:
-        begin, factor = float(given.get("mean", 0.0)), float(given.get("scale", 1.0))
-    return [
-        constant(factor, f"{draw}/factor"),
-        constant(begin, f"{draw}/begin"),
-        helper.make_node("Mul", [draw, f"{draw}/factor"], [f"{draw}/wide"]),
-        helper.make_node("Add", [f"{draw}/wide", f"{draw}/begin"], [f"{draw}/value"]),
-        like(f"{draw}/value", out),
-    ]
-
-
-def _compared(node: onnx.NodeProto, draw: str, share: float) -> list[onnx.NodeProto]:
-    """A mask of a counter, out of the draw."""
-    return [
-        helper.make_node("Constant", [], [f"{draw}/ratio"], value_float=share),
-        helper.make_node("Greater", [draw, f"{draw}/ratio"], [node.output[0]]),
-    ]
-
-
-def _dropout(node: onnx.NodeProto, draw: str) -> list[onnx.NodeProto]:
-    x, ratio = node.input[0], [*node.input, ""][1]
-    kept = node.output[1] if len(node.output) > 1 and node.output[1] else f"{draw}/kept"
-    first = helper.make_node("Constant", [], [f"{draw}/ratio"], value_float=0.5)
-    if ratio:
-        first = helper.make_node("Cast", [ratio], [f"{draw}/ratio"], to=_FLOAT)
-    return [
-        first,
-        helper.make_node("Constant", [], [f"{draw}/one"], value_float=1.0),
-        helper.make_node("Constant", [], [f"{draw}/zero"], value_float=0.0),
-        helper.make_node("Sub", [f"{draw}/one", f"{draw}/ratio"], [f"{draw}/share"]),
-        helper.make_node("CastLike", [f"{draw}/share", x], [f"{draw}/divisor"]),
-        helper.make_node("CastLike", [f"{draw}/zero", x], [f"{draw}/nothing"]),
-        helper.make_node("Greater", [draw, f"{draw}/ratio"], [kept]),
-        helper.make_node("Div", [x, f"{draw}/divisor"], [f"{draw}/scaled"]),
-        helper.make_node("Where", [kept, f"{draw}/scaled", f"{draw}/nothing"], [node.output[0]]),
-    ]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
 
+from memplan.api.grad.check_outcome import SKIPPED
+from memplan.api.grad.gradient_check import checked
 from memplan.api.grad.notes import (
     notes_on_holding,
     notes_on_kinds,
@@ -42,6 +45,7 @@ from memplan.shapes.shape_checks import check_stated
 from memplan.shapes.tensor_type import UNKNOWN, TensorType
 
 Checkpoints = str | Sequence[str]
+_LOG = logging.getLogger(__name__)
 
 
 def gradients(
@@ -52,6 +56,7 @@ def gradients(
     checkpoints: Checkpoints | None = None,
     dims: Mapping[str, int] | None = None,
     scan_recompute: str | Sequence[str] = "none",
+    check: bool = True,
 ) -> onnx.ModelProto:
     """``model`` with further outputs ``<x>_grad``: the gradients of the sum of ``ys`` by each x.
 
@@ -67,8 +72,11 @@ def gradients(
         scan_recompute: what the backward of a Scan, LSTM, GRU or RNN makes again at every step
             instead of storing it: ``none``, ``all`` (states alone are stored), ``auto`` (what takes
             no matrix product, so that the fewest bytes are stored), or names of cell tensors.
+        check: hold the gradients against central differences of ``model``, see
+            :mod:`memplan.api.grad.gradient_check`; where that cannot be, a warning is logged.
 
     Raises:
+        GradientsDifferError: they are not its gradients.
         InfeasibleError: with the checkpoints the graph would need more memory than without.
         ModelError: an operator on the way has no gradient; a y does not depend on the xs, or the ys
             do not depend on an x.
@@ -82,9 +90,14 @@ def gradients(
         seeds = ()
     again = scan_recompute if isinstance(scan_recompute, str) else "+".join(scan_recompute)
     request = Request(_names(ys), _names(xs), seeds, again)
-    flat = _flat(proto)
-    result = finished(build_gradients(flat, request))
-    return _checkpointed(result, path, checkpoints, dims or {}, None)
+    flat, sink = _flat(proto), GradientSink()
+    result = finished(build_gradients(flat, request, sink))
+    result = _checkpointed(result, path, checkpoints, dims or {}, None)
+    if check:
+        found = checked(flat, result, request, sink, path, dims or {})
+        if found.verdict == SKIPPED:
+            _LOG.warning(found.lines[0])
+    return result
 
 
 def _flat(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -107,6 +120,7 @@ def grad(
     update_output: Path | str | None = None,
     dims: Mapping[str, int] | None = None,
     force: bool = False,
+    check: bool = True,
 ) -> TrainingGraph:
     """Differentiate the loss of the forward graph in ``path``.
 
@@ -118,8 +132,10 @@ def grad(
             (:attr:`GradOptions.own_update`).
         dims: values for symbolic dimensions, which checkpoints need; the file keeps its symbols.
         force: overwrite ``output``.
+        check: hold the gradients against central differences of the forward graph.
 
     Raises:
+        GradientsDifferError: they are not its gradients; nothing is written.
         InfeasibleError: with the checkpoints the graph would need more memory than without.
         ModelError: the model cannot be read or differentiated; the loss is no scalar.
         UsageError: bad option or output path.
@@ -134,7 +150,7 @@ def grad(
         force,
     )
     with as_file(path) as file:
-        found = _grad(file, options, targets, dims or {})
+        found = _grad(file, options, targets, dims or {}, check)
     return replace(found, path=shown_path(path))
 
 
@@ -158,7 +174,7 @@ class _Targets:
 
 
 def _grad(
-    path: Path, options: GradOptions, targets: _Targets, dims: Mapping[str, int]
+    path: Path, options: GradOptions, targets: _Targets, dims: Mapping[str, int], check: bool
 ) -> TrainingGraph:
     """The same for a file."""
     targets.check(path)
@@ -183,6 +199,10 @@ def _grad(
     result = finished(counted.model)
     if not options.forward_only:
         result = _checkpointed(result, path, options.checkpoints, dims, loss)
+    outcome = None
+    if check and not options.forward_only:
+        request = Request((loss,), built.wrt, (), options.scan_recompute)
+        outcome = checked(flat, result, request, built.sink, path, dims)
     given = (built.sink, statistics, candidates, counted)
     contract = state_contract(result, loss, built.wrt, *given)
     if not options.forward_only or contract.new_values:
@@ -221,6 +241,7 @@ def _grad(
         ),
         placement=placement,
         counted_masks=counted.masks,
+        check=outcome,
     )
 
 

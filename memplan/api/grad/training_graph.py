@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx
 
+from memplan.api.grad.check_outcome import GradientCheck
 from memplan.api.rewrite_options import settle
 from memplan.api.summary import Rows, Summary, phase_counts
 from memplan.autodiff.parameters import Candidates
@@ -87,7 +88,7 @@ class TrainingGraph(Summary):
     ``new_values`` maps graph outputs to the graph inputs that they are the next value of, and
     ``contract`` says what every input and output is. ``hyperparameters`` are inputs with a default,
     ``not_decayed`` parameters that the optimizer's ``no_decay`` names. ``update`` is the graph that
-    an optimizer of its own has.
+    an optimizer of its own has. ``check`` is None if it was not asked for.
     """
 
     path: Path
@@ -108,6 +109,7 @@ class TrainingGraph(Summary):
     notes: tuple[str, ...] = ()
     placement: Placement = NO_WEIGHTS
     counted_masks: int = 0
+    check: GradientCheck | None = None
 
     @property
     def new_values(self) -> Mapping[str, str]:
@@ -166,5 +168,6 @@ class TrainingGraph(Summary):
             "new_inputs": list(self.new_inputs),
             "new_outputs": list(self.new_outputs),
             "weights": self.placement.how,
+            "check": self.check.as_json() if self.check is not None else None,
             "output": str(self.output) if self.output is not None else None,
         }

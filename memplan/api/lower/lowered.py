@@ -8,6 +8,9 @@ from pathlib import Path
 
 import onnx
 
+from memplan.api.grad.check_graphs import Differentiated
+from memplan.api.grad.check_outcome import GradientCheck, require_equal, skipped
+from memplan.api.grad.gradient_check import check_gradients
 from memplan.api.rewrite_options import settle
 from memplan.api.source import Model, as_file, shown_path
 from memplan.api.summary import Rows, Summary, phase_counts
@@ -53,6 +56,7 @@ class LoweredGraph(Summary):
 
     ``replaced`` counts the operators that ONNX does not define, by name. ``fed`` are gradients that
     whoever runs the file brings, as inputs; ``seeded`` is the output whose gradient is 1 instead.
+    ``check`` is None if it was not asked for.
     """
 
     path: Path
@@ -66,6 +70,7 @@ class LoweredGraph(Summary):
     seeded: str | None = None
     notes: tuple[str, ...] = ()
     placement: Placement = field(default=NO_WEIGHTS)
+    check: GradientCheck | None = None
 
     @property
     def loss(self) -> str | None:
@@ -114,6 +119,7 @@ class LoweredGraph(Summary):
             "seeded": self.seeded,
             "notes": list(self.notes),
             "weights": self.placement.how,
+            "check": self.check.as_json() if self.check is not None else None,
             "output": str(self.output) if self.output is not None else None,
         }
 
@@ -124,6 +130,7 @@ def lower(
     options: LowerOptions | None = None,
     *,
     force: bool = False,
+    check: bool = True,
 ) -> LoweredGraph:
     """Lower the training graph in ``path``, one of onnxruntime-training, to standard operators.
 
@@ -133,18 +140,22 @@ def lower(
         output: where to write; None: nowhere.
         options: the loss, the optimizer model, what becomes of sums and of weights.
         force: overwrite ``output``.
+        check: hold the gradients against central differences of the graph's own forward part.
 
     Raises:
+        GradientsDifferError: they are not its gradients; nothing is written.
         ModelError: a model cannot be read, or has operators without a lowering; all are named.
         UsageError: bad option or output path.
     """
     target = as_output(output)
     with as_file(path) as file:
-        found = _lower(file, options or LowerOptions(), target, force)
+        found = _lower(file, options or LowerOptions(), target, force, check)
     return replace(found, path=shown_path(path))
 
 
-def _lower(path: Path, options: LowerOptions, output: Path | None, force: bool) -> LoweredGraph:
+def _lower(
+    path: Path, options: LowerOptions, output: Path | None, force: bool, check: bool
+) -> LoweredGraph:
     """The same for a file."""
     if options.optimizer_model is not None and options.accumulate:
         raise UsageError(
@@ -166,6 +177,7 @@ def _lower(path: Path, options: LowerOptions, output: Path | None, force: bool) 
     found = lower_model(
         model, LoweringRequest(options.loss, optimizer, options.accumulate, checkpoint)
     )
+    outcome = _checked(found, path) if check else None
     if output is not None:
         placement = write_with_weights(found.model, path, output, placement, force=force)
     return LoweredGraph(
@@ -180,7 +192,25 @@ def _lower(path: Path, options: LowerOptions, output: Path | None, force: bool) 
         seeded=found.seeded,
         notes=tuple(_notes(found)),
         placement=placement,
+        check=outcome,
     )
+
+
+def _checked(found: Lowered, path: Path) -> GradientCheck:
+    """The gradients of the loss against differences of what the graph computes it from.
+
+    Raises:
+        GradientsDifferError: they are not its gradients.
+    """
+    loss = found.contract.loss
+    if loss is None or not found.taken:
+        return skipped("it has no gradients of a loss")
+    if found.fed:
+        return skipped("gradients of outputs are to be fed; --loss NAME says which is the loss")
+    problem = Differentiated(found.model, found.model, {loss: None}, found.taken, path)
+    outcome = check_gradients(problem)
+    require_equal(outcome)
+    return outcome
 
 
 def _notes(found: Lowered) -> list[str]:

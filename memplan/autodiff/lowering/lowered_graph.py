@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx
 
@@ -66,7 +66,8 @@ class Lowered:
     """A training graph in standard operators.
 
     ``replaced`` counts the foreign operators by name. ``fed`` are gradients of outputs that are
-    graph inputs, ``seeded`` is the output whose gradient is 1 by ORTModule's boundary.
+    graph inputs, ``seeded`` is the output whose gradient is 1 by ORTModule's boundary. ``taken``
+    maps parameters to the tensors that are their gradients.
     """
 
     model: onnx.ModelProto
@@ -74,6 +75,7 @@ class Lowered:
     replaced: Mapping[str, int]
     fed: tuple[str, ...] = ()
     seeded: str | None = None
+    taken: Mapping[str, str] = field(default_factory=dict)
 
 
 def lower_model(model: onnx.ModelProto, request: LoweringRequest) -> Lowered:
@@ -107,6 +109,7 @@ class _GraphLowering:
         walk.run()
         self.fed = tuple(walk.renamed.get(name, name) for name in self.boundary.fed)
         gradients = self._gradients(walk.emitter)
+        taken = {base: name for name, base in gradients.items()}
         if self.request.optimizer is not None:
             self._update(walk, self.request.optimizer, gradients)
             gradients = {}
@@ -118,7 +121,8 @@ class _GraphLowering:
         set_metadata(self.model, {**get_metadata(self.model), **told})
         make_blunt(self.model)
         _require_sound(self.model)
-        return Lowered(self.model, contract, walk.replaced, self.fed, self.boundary.seeded)
+        seeded = self.boundary.seeded
+        return Lowered(self.model, contract, walk.replaced, self.fed, seeded, taken)
 
     # -- before the walk -------------------------------------------------------------------------
 

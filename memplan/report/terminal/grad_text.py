@@ -28,6 +28,8 @@ def render(result: TrainingGraph, *, details: bool = False) -> Group:
         lines.append(result.placement.note)
     if result.update is not None:
         lines += _update_lines(result.update, result.wrt, details)
+    if result.check is not None:
+        lines += result.check.lines
     if result.output is not None:
         lines.append(f"wrote {result.output}")
     if result.update is not None and result.update.output is not None:

@@ -60,6 +60,8 @@ def _lines(result: LoweredGraph, details: bool) -> Iterator[str]:
     yield from result.notes
     if result.placement.note:
         yield result.placement.note
+    if result.check is not None:
+        yield from result.check.lines
     if result.output is not None:
         yield f"wrote {result.output}"
 

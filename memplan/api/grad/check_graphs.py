@@ -1,0 +1,354 @@
+"""The two graphs of a check, ready to run: weights as inputs, draws fed, in float64 if possible."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import numpy_helper
+
+from memplan.api.grad.double_graph import in_double
+from memplan.errors import MemplanError
+from memplan.proto.edit import copied, drop_named, remove_unread, replace_nodes
+from memplan.proto.fed_draws import NORMAL, cannot_be_fed, family, feed_draws, random_nodes
+from memplan.proto.nodes import reads_of
+from memplan.proto.weights import external_content
+from memplan.runtime.inputs import synthesize
+from memplan.runtime.messages import RunRequest
+from memplan.runtime.room import available_bytes
+from memplan.shapes.dims import bind_dims, symbolic_dims
+from memplan.shapes.prepare import PreparedModel, prepare
+from memplan.shapes.tensor_type import FLOATS, UNKNOWN, Types, value_info
+from memplan.simulate.opened import opened
+from memplan.units import format_bytes
+
+Array = npt.NDArray[Any]
+Seed = str | Array | None
+_FED = 16
+"""Floats of more elements are inputs of the sessions, and no part of the models."""
+_SIZES = (None, 4, 16, 64)
+"""What is tried for symbolic dimensions: sizes of their own from 3 on, then one for all."""
+_NUMPY = {"tensor(double)": np.float64, "tensor(float)": np.float32, "tensor(float16)": np.float16}
+
+
+class NotComparableError(Exception):
+    """Why gradients cannot be held against their graph."""
+
+
+class NoKernelError(Exception):
+    """The runtime does not run the forward graph, or has no kernel for the other one."""
+
+
+class BrokenGraphError(Exception):
+    """The graph with gradients does not run where the forward graph does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Differentiated:
+    """A graph, and one with its gradients.
+
+    Attributes:
+        forward: the graph, flat.
+        training: a graph with the same nodes, and gradients.
+        ys: what was differentiated → the gradient that it begins with: 1, an array, or the name of
+            a tensor of either graph.
+        gradients: what by → the tensor of ``training`` that is the gradient.
+        path: the model beside which weights in other files lie.
+        dims: sizes of symbolic dimensions, as far as they are given.
+        differentiate: makes the graph with the gradient of one further tensor, and says which
+            tensor that is; None where gradients were not made by memplan's rules.
+    """
+
+    forward: onnx.ModelProto
+    training: onnx.ModelProto
+    ys: Mapping[str, Seed]
+    gradients: Mapping[str, str]
+    path: Path
+    dims: Mapping[str, int] = field(default_factory=dict)
+    differentiate: Callable[[str], tuple[onnx.ModelProto, dict[str, str]]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The forward graph at certain sizes: what it is fed, beside weights."""
+
+    prepared: PreparedModel
+    chosen: tuple[tuple[str, int], ...]
+
+    @property
+    def forward(self) -> onnx.ModelProto:
+        """A copy of the graph at these sizes."""
+        return copied(self.prepared.bound)
+
+    def sized(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        """A graph of the same inputs at these sizes."""
+        names = symbolic_dims(model)
+        return bind_dims(model, {n: size for n, size in self.prepared.dims.items() if n in names})
+
+    def inputs(self, draw: int, also: Collection[str]) -> dict[str, Array]:
+        """Made-up inputs, of one kind or another."""
+        return dict(synthesize(opened(self.prepared).graph, 0, draw, also))
+
+
+def bound(forward: onnx.ModelProto, problem: Differentiated, attempt: int) -> Bound | None:
+    """``forward`` at the sizes of an attempt; None where there are no further ones.
+
+    Raises:
+        NotComparableError: it has sizes that nobody knows.
+    """
+    names = [name for name in symbolic_dims(forward) if name not in problem.dims]
+    if attempt >= (len(_SIZES) if names else 1):
+        return None
+    size = _SIZES[attempt]
+    chosen = {name: 3 + k if size is None else size for k, name in enumerate(names)}
+    given = {n: s for n, s in problem.dims.items() if n in symbolic_dims(forward)}
+    try:
+        prepared = prepare(copied(forward), problem.path, {**given, **chosen}, partly=True)
+    except MemplanError as error:
+        if attempt + 1 < len(_SIZES) and names:
+            return bound(forward, problem, attempt + 1)
+        for_sizes = f"no sizes were found for {', '.join(names)} (--dim): " if names else ""
+        raise NotComparableError(for_sizes + error.message) from error
+    return Bound(prepared, tuple(chosen.items()))
+
+
+def require_room(prepared: PreparedModel, models: Sequence[onnx.ModelProto]) -> None:
+    """Refuse what may need more memory than is free: all that the forward graph makes, which a step
+    may keep, twice, and five times the weights, in float64.
+
+    Raises:
+        NotComparableError: there is less.
+    """
+    names = [name for node in prepared.proto.graph.node for name in node.output]
+    types = [prepared.types[name] for name in names if name in prepared.types]
+    made = sum(t.elements or 0 for t in types if t.is_float)
+    sizes = {t.name: math.prod(t.dims) for model in models for t in model.graph.initializer}
+    needed, free = 8 * (5 * sum(sizes.values()) + 2 * made), available_bytes()
+    if free and needed > free:
+        raise NotComparableError(
+            f"that may take {format_bytes(needed)} of memory, and {format_bytes(free)} is free"
+        )
+
+
+# -- models ----------------------------------------------------------------------------------------
+
+
+def part_of(model: onnx.ModelProto, outputs: Sequence[str]) -> onnx.ModelProto:
+    """What makes some tensors of a model, and nothing else."""
+    part = copied(model)
+    graph = part.graph
+    del graph.output[:]
+    for name in dict.fromkeys(outputs):
+        graph.output.add(name=name)
+    remove_unread(graph)
+    read = set(outputs).union(*map(reads_of, graph.node))
+    drop_named(graph.input, {v.name for v in graph.input} - read)
+    drop_named(graph.initializer, {t.name for t in graph.initializer} - read)
+    return part
+
+
+def offset_name(x: str) -> str:
+    """The input that is added to a computed tensor."""
+    return f"memplan/offset_{x}"
+
+
+def with_offsets(
+    model: onnx.ModelProto, names: Collection[str], types: Types, values: dict[str, Array]
+) -> None:
+    """Add an input, which is 0, to some computed tensors, in place, and to the values.
+
+    Raises:
+        NotComparableError: the size of one is not known.
+    """
+    if not names:
+        return
+    made: list[onnx.NodeProto] = []
+    for node in model.graph.node:
+        made.append(node)
+        for k, name in enumerate(node.output):
+            if name not in names:
+                continue
+            found = types.get(name, UNKNOWN)
+            if found.sizes is None:
+                raise NotComparableError(f"the size of '{name}' is not known")
+            node.output[k] = f"{offset_name(name)}/raw"
+            inputs = [node.output[k], offset_name(name)]
+            made.append(onnx.helper.make_node("Add", inputs, [name]))
+            model.graph.input.append(value_info(inputs[1], found))
+            values[inputs[1]] = np.zeros(found.sizes)
+    replace_nodes(model.graph, made)
+
+
+def take_weights(
+    model: onnx.ModelProto, folder: Path, always: Collection[str], values: dict[str, Array]
+) -> None:
+    """Make inputs of floats with a value, in place, and add their values, in float64.
+
+    Few elements that are not to be so ``always`` stay in the model: inference may read them.
+    """
+    graph = model.graph
+    given = {value.name for value in graph.input}
+    taken = set()
+    for tensor in graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            content = external_content(tensor, folder)
+            tensor.raw_data = content
+            tensor.data_location = onnx.TensorProto.DEFAULT
+            del tensor.external_data[:]
+        inside = tensor.data_type not in FLOATS or math.prod(tensor.dims) <= _FED
+        if inside and tensor.name not in given and tensor.name not in always:
+            continue
+        taken.add(tensor.name)
+        array = numpy_helper.to_array(tensor)
+        wide = array.astype(np.float64) if tensor.data_type in FLOATS else array
+        values.setdefault(tensor.name, wide)
+        if tensor.name not in given:
+            graph.input.append(
+                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            )
+    drop_named(graph.initializer, taken)
+
+
+def feed_both(
+    forward: onnx.ModelProto, training: onnx.ModelProto, types: Types
+) -> dict[str, Array]:
+    """Let both graphs take the same draws, in place; the draws by input.
+
+    Raises:
+        NotComparableError: they cannot be given them.
+    """
+    strange = cannot_be_fed(forward.graph) or cannot_be_fed(training.graph)
+    if strange:
+        raise NotComparableError(f"the draws of {strange} cannot be fed")
+    values: dict[str, Array] = {}
+    names: dict[str, str] = {}
+    given: dict[int, str] = {}
+    generator = np.random.default_rng(5)
+    for k in random_nodes(forward.graph):
+        node = forward.graph.node[k]
+        out = node.output[0]
+        sizes = types[out].sizes if out in types else None
+        if sizes is None:
+            raise NotComparableError(f"the size of what '{node.name}' draws is not known")
+        name = given[k] = names[out] = f"memplan/draw_{out}"
+        draw = generator.standard_normal if family(node) == NORMAL else generator.random
+        values[name] = np.asarray(draw(sizes), np.float32)
+    feed_draws(forward.graph, given)
+    feed_draws(training.graph, _matched(training.graph, names))
+    return values
+
+
+def _matched(graph: onnx.GraphProto, names: dict[str, str]) -> dict[int, str]:
+    """The draws of the other graph: by the name of what is made, and in file order where that has
+    become a mask of a counter."""
+    places = {k: graph.node[k].output[0] for k in random_nodes(graph)}
+    later = set(places.values())
+    order = [name for out, name in names.items() if out not in later]
+    found: dict[int, str] = {}
+    for k, out in places.items():
+        if out not in names and not order:
+            raise NotComparableError(f"{graph.node[k].op_type} '{out}' draws in one graph alone")
+        found[k] = names[out] if out in names else order.pop(0)
+    return found
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+
+class Runner:
+    """A model in a session, without optimizations: what is held is the file. ``seconds``: of the
+    last run."""
+
+    def __init__(self, model: onnx.ModelProto, *, gradients: bool = False) -> None:
+        """Open it.
+
+        Args:
+            model: its weights are inputs.
+            gradients: it is the graph with gradients.
+
+        Raises:
+            NoKernelError: no session opens.
+            BrokenGraphError: nor is that for want of a kernel, with ``gradients``.
+        """
+        from memplan.runtime.session_options import session_options
+        from memplan.runtime.sessions import open_session
+
+        self._gradients = gradients
+        options = session_options("default")
+        options.log_severity_level = 4
+        options.graph_optimization_level = type(options.graph_optimization_level)(0)
+        try:
+            request = RunRequest(session="default")
+            self._session = open_session(model.SerializeToString(), request, options)
+        except Exception as error:
+            raise self._failed(error, "opening a session") from error
+        self.inputs = {item.name: item.type for item in self._session.get_inputs()}
+        self.seconds = 0.0
+        self._outputs = [item.name for item in self._session.get_outputs()]
+
+    def run(self, values: Mapping[str, Array]) -> dict[str, Array]:
+        """All outputs by name, floats in float64.
+
+        Raises:
+            NoKernelError, BrokenGraphError: see the class.
+            NotComparableError: there is too little memory.
+        """
+        feeds = {}
+        for name, kind in self.inputs.items():
+            value = np.asarray(values[name])
+            feeds[name] = value.astype(_NUMPY.get(kind, value.dtype), order="C", copy=False)
+        begin = time.perf_counter()
+        try:
+            found = self._session.run(self._outputs, feeds)
+        except Exception as error:
+            raise self._failed(error, "a run") from error
+        self.seconds = time.perf_counter() - begin
+        return {
+            name: array.astype(np.float64, copy=False) if array.dtype.kind == "f" else array
+            for name, array in zip(self._outputs, found, strict=True)
+        }
+
+    def _failed(self, error: Exception, what: str) -> Exception:
+        from memplan.runtime.run_failures import explain
+
+        text = str(error)
+        said = explain(text, what, "cpu").message
+        if "allocat" in text:
+            return NotComparableError(said)
+        broken = self._gradients and "NOT_IMPLEMENTED" not in text
+        return BrokenGraphError(said) if broken else NoKernelError(said)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Both graphs in sessions. ``single``: operators that compute in float32, in the forward graph
+    and in the other."""
+
+    forward: Runner
+    training: Runner
+    precision: str
+    single: tuple[tuple[str, ...], tuple[str, ...]]
+
+
+def open_pair(forward: onnx.ModelProto, training: onnx.ModelProto, exact: bool) -> Pair:
+    """Sessions in float64, or in the types of the graphs.
+
+    Raises:
+        NoKernelError, BrokenGraphError: see :class:`Runner`.
+    """
+    if not exact:
+        runners = Runner(forward), Runner(training, gradients=True)
+        return Pair(*runners, "float32", ((), ()))
+    try:
+        one, other = in_double(forward), in_double(training)
+    except (MemplanError, RuntimeError, ValueError, TypeError) as error:
+        raise NoKernelError(str(error)) from error
+    runners = Runner(one[0]), Runner(other[0], gradients=True)
+    return Pair(*runners, "float64", (one[1], other[1]))

@@ -1,0 +1,290 @@
+"""``grad`` and ``lower`` hold gradients against central differences: wrong rules are found and
+named, right ones are not."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import memplan
+from helpers.gradients import runtime
+from helpers.graphs import parse
+from helpers.models import SHARED
+from helpers.running import Memplan, runner
+from memplan.api.grad.check_outcome import GradientsDifferError
+from memplan.api.grad.double_graph import in_double
+from memplan.autodiff.emit import gradient_registry as registry
+from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.gradient_registry import Gradients
+
+pytestmark = pytest.mark.ort
+
+NET = """
+    g (float[5,5] x, float[5,5] target) => (float loss)
+        <float[5,5] w1, float[5] bias1, float[5,5] w2, float ratio = {0.25}, bool yes = {1}>
+    {
+        [first] a = Gemm<transB = 1>(x, w1)
+        [bias] c = Add(a, bias1)
+        [relu] r = Relu(c)
+        [drop] d = Dropout(r, ratio, yes)
+        [twice] s = Mul(d, r)
+        [second] e = MatMul(s, w2)
+        [soft] p = Softmax<axis = 1>(e)
+        [apart] q = Sub(target, p)
+        [square] z = Mul(q, q)
+        [mean] loss = ReduceSum<keepdims = 0>(z)
+    }"""
+
+
+def network() -> onnx.ModelProto:
+    """A network of square matrices, in which a wrong gradient has the right shape."""
+    model = parse(NET)
+    del model.graph.value_info[:]
+    generator = np.random.default_rng(0)
+    for name, shape in (("w1", (5, 5)), ("bias1", (5,)), ("w2", (5, 5))):
+        value = generator.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    return model
+
+
+def half_of_product(ctx: Context) -> Gradients:
+    a, b = ctx.tensors
+    return (lambda: ctx.dy * b, None) if a != b else (lambda: ctx.dy * 2 * a,)
+
+
+def transposed(ctx: Context) -> Gradients:
+    a, b = ctx.tensors
+    return (lambda: ctx.gemm(ctx.dy, b, 0, 1), lambda: ctx.gemm(a, ctx.dy, 0, 0))
+
+
+def scaled(ctx: Context) -> Gradients:
+    a, b = ctx.tensors[:2]
+    return (lambda: ctx.gemm(ctx.dy, b), lambda: ctx.gemm(ctx.dy, a, 1, 0, 1.001))
+
+
+def along_the_other_axis(ctx: Context) -> Gradients:
+    return (ctx.y * (ctx.dy - ctx.sum(ctx.dy * ctx.y, [0])),)
+
+
+PLANTED: dict[str, tuple[str, Callable[[Context], Gradients], str, str]] = {
+    "a sign": ("Sub", lambda ctx: (ctx.dy, lambda: ctx.dy), "w2", "Sub 'apart'"),
+    "a transposed factor": ("MatMul", transposed, "w2", "MatMul 'second'"),
+    "a broadcast that is not summed": (
+        "Add",
+        lambda ctx: (ctx.dy, lambda: ctx.slice(ctx.dy, [0], [1], [0])),
+        "bias1",
+        "Add 'bias'",
+    ),
+    "a dropped term": ("Mul", half_of_product, "w1", "Mul 'twice'"),
+    "a scale": ("Gemm", scaled, "w1", "Gemm 'first'"),
+    "no mask": ("Dropout", lambda ctx: (ctx.dy * (1 / 0.75),), "w1", "Dropout 'drop'"),
+    "an axis": ("Softmax", along_the_other_axis, "w2", "Softmax 'soft'"),
+    "zero": ("Relu", lambda ctx: (ctx.dy - ctx.dy,), "w1", "Relu 'relu'"),
+    "not a number": ("Relu", lambda ctx: (ctx.dy / (ctx.dy - ctx.dy),), "w1", "Relu 'relu'"),
+}
+
+
+@pytest.mark.parametrize("case", PLANTED)
+def test_a_wrong_rule_is_found_and_named(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    op, rule, tensor, node = PLANTED[case]
+    memplan.grad(network(), "loss")
+    plant(monkeypatch, op, rule)
+    with pytest.raises(GradientsDifferError) as caught:
+        memplan.grad(network(), "loss")
+    wrong = {each.tensor: each for each in caught.value.check.wrong}
+    assert tensor in wrong
+    assert node in str(caught.value)
+    assert caught.value.exit_code == 1
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, op: str, rule: Callable[[Context], Gradients]) -> None:
+    entry = registry._ENTRIES["", op]
+    monkeypatch.setitem(registry._ENTRIES, ("", op), replace(entry, rule=rule))
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Memplan:
+    onnx.save(network(), tmp_path / "f.onnx")
+    return runner(tmp_path, monkeypatch, capfd)
+
+
+def test_the_command_says_what_was_checked(run: Memplan) -> None:
+    done = run("grad", "f.onnx", "-o", "t.onnx", "--loss", "loss")
+    said = " ".join(done.stdout.split())
+    assert "checked against the forward graph: 3 gradients along 4 directions, in float64" in said
+    assert "the same 1 random draw in both" in said
+    done = run("grad", "f.onnx", "-o", "t.onnx", "--loss", "loss", "--force", "--format", "json")
+    check = json.loads(done.stdout)["check"]
+    assert check["verdict"] == "equal"
+    assert check["error"] <= check["tolerance"] == 1e-6
+    done = run("grad", "f.onnx", "-o", "u.onnx", "--loss", "loss", "--no-check", "--format", "json")
+    assert json.loads(done.stdout)["check"] is None
+
+
+def test_a_difference_ends_with_code_1_and_no_file(
+    run: Memplan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch, "Sub", lambda ctx: (ctx.dy, lambda: ctx.dy))
+    done = run("grad", "f.onnx", "-o", "t.onnx", "--loss", "loss", "--optimizer", "adamw")
+    assert done.returncode == 1
+    assert "of 'w2' is off by" in done.stderr
+    assert "Sub 'apart' by 'p'" in done.stderr
+    assert not (tmp_path / "t.onnx").exists()
+    done = run("grad", "f.onnx", "-o", "t.onnx", "--loss", "loss", "--no-check")
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(GradientsDifferError):
+        memplan.gradients(network(), "loss", ["w1", "w2"])
+
+
+def test_a_graph_with_gradients_that_does_not_run_is_a_difference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def too_long(ctx: Context) -> Gradients:
+        places = ctx.cast(ctx.dy * 0.0, TensorProto.INT64) + 7
+        return (ctx.op("GatherElements", ctx.dy, places, axis=0),)
+
+    plant(monkeypatch, "Relu", too_long)
+    with pytest.raises(GradientsDifferError, match="the training graph does not run"):
+        memplan.grad(network(), "loss")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"optimizer": "adamw{clip_norm=1}", "loss_scale": "dynamic"},
+        {"dropout": "counter{seed=3}"},
+        {"optimizer": "sgd", "own_update": True},
+    ],
+    ids=str,
+)
+def test_gradients_before_clipping_and_scaling_are_checked(
+    options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = memplan.grad(network(), memplan.GradOptions("loss", **options))  # type: ignore[arg-type]
+    assert made.check is not None
+    assert (made.check.verdict, made.check.gradients, made.check.draws) == ("equal", 3, 1)
+    plant(monkeypatch, "MatMul", transposed)
+    with pytest.raises(GradientsDifferError, match="MatMul 'second'"):
+        memplan.grad(network(), memplan.GradOptions("loss", **options))  # type: ignore[arg-type]
+
+
+def test_kinks_and_ties_at_the_point_itself_are_no_difference() -> None:
+    """All weights are 0: every ReLU is at its kink, every maximum a tie."""
+    text = """
+        g (float[4,6] x) => (float loss)
+            <float[6,6] w1 = {W}, float[6,6] w2 = {W}, int64[1] first = {0}>
+        {
+            a = MatMul(x, w1)
+            r = Relu(a)
+            b = MatMul(r, w2)
+            c = Max(a, b)
+            e = Abs(c)
+            d = Unsqueeze(e, first)
+            m = MaxPool<kernel_shape = [2], strides = [2]>(d)
+            s = Sub(m, m)
+            z = Add(m, s)
+            loss = ReduceSum<keepdims = 0>(z)
+        }""".replace("W", ",".join(["0"] * 36))
+    check = memplan.grad(parse(text), "loss").check
+    assert check is not None
+    assert check.verdict == "equal", check.lines
+
+
+def test_a_computed_tensor_at_a_kink_is_no_difference() -> None:
+    """A half of what is differentiated by is exactly 0, where the absolute value has a kink."""
+    text = """g (float[64] x) => (float loss)
+        { h = Relu(x) z = Abs(h) s = Mul(z, z) t = Add(z, s) loss = ReduceSum<keepdims = 0>(t) }"""
+    memplan.gradients(parse(text), "loss", "h")
+
+
+def test_what_is_skipped_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    text = """g (float[4,6] x) => (float loss) <float[6,6] w>
+        { a = MatMul(x, w) p = Softmax(a) k = Multinomial(p) f = Cast<to = 1>(k)
+          z = Mul(a, f) loss = ReduceSum<keepdims = 0>(z) }"""
+    model = parse(text.replace("[6,6] w", "[6,1] w"))
+    weight = np.ones((6, 1), np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    with caplog.at_level(logging.WARNING):
+        memplan.gradients(model, "loss", "w")
+    assert "not checked against the forward graph: the draws of Multinomial cannot" in caplog.text
+
+
+def test_sizes_are_chosen_for_symbolic_dimensions() -> None:
+    text = """g (float[N,M,6] x) => (float loss) <float[6,6] w>
+        { a = MatMul(x, w) b = Gelu(a) loss = ReduceMean<keepdims = 0>(b) }"""
+    model = parse(text)
+    weight = np.random.default_rng(0).standard_normal((6, 6)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    check = memplan.grad(model, "loss").check
+    assert check is not None
+    assert dict(check.dims) == {"N": 3, "M": 4}
+    check = memplan.grad(model, "loss", dims={"N": 5}).check
+    assert check is not None
+    assert dict(check.dims) == {"M": 3}
+
+
+WINDOWS = [
+    ("Conv", {"strides": [2, 1], "pads": [1, 0, 2, 1], "dilations": [1, 2], "group": 2}),
+    ("Conv", {"auto_pad": "SAME_LOWER"}),
+    ("ConvTranspose", {"strides": [2, 3], "pads": [1, 0, 0, 1], "output_padding": [1, 0]}),
+    ("ConvTranspose", {"dilations": [2, 1], "group": 2}),
+    ("AveragePool", {"kernel_shape": [3, 2], "pads": [1, 0, 1, 1], "strides": [2, 1]}),
+    ("AveragePool", {"kernel_shape": [2, 2], "pads": [1, 1, 0, 0], "count_include_pad": 1}),
+    ("GlobalAveragePool", {}),
+    ("Erf", {}),
+]
+
+
+@pytest.mark.parametrize(("op", "attributes"), WINDOWS, ids=str)
+def test_operators_without_a_float64_kernel_are_the_same_in_float64(
+    op: str, attributes: dict[str, object]
+) -> None:
+    generator = np.random.default_rng(2)
+    group = attributes.get("group", 1)
+    kernel = (4, 4 // int(str(group)), 3, 2)
+    feeds = {"x": generator.standard_normal((2, 4, 7, 6))}
+    if "Conv" in op:
+        feeds |= {"w": generator.standard_normal(kernel)}
+    node = helper.make_node(op, list(feeds), ["y"], **attributes)
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, a.shape) for n, a in feeds.items()],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    wide, left = in_double(onnx.shape_inference.infer_shapes(model))
+    assert not left
+    (wanted,) = runtime(model, {n: a.astype(np.float32) for n, a in feeds.items()}).values()
+    (found,) = runtime(wide, feeds).values()
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["lenet", "mnist_mlp", "simplenet", "lora_transformer"])
+def test_lowered_gradients_are_those_of_their_forward_part(name: str) -> None:
+    path = SHARED / "ort_training" / f"{name}.onnx"
+    if not path.exists():
+        pytest.skip("needs ../shared")
+    check = memplan.lower(path).check
+    assert check is not None
+    assert check.verdict == "equal", check.lines
+
+
+def test_a_wrong_lowering_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = SHARED / "ort_training" / "mnist_mlp.onnx"
+    if not path.exists():
+        pytest.skip("needs ../shared")
+    plant(monkeypatch, "Relu", lambda ctx: (ctx.dy * 1.0 + ctx.dy,))
+    with pytest.raises(GradientsDifferError, match=r"fc1\.weight"):
+        memplan.lower(path)

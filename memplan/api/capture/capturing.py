@@ -17,6 +17,7 @@ from memplan.api.capture.captured_weights import MOST_EMBEDDED, WeightPlace, emb
 from memplan.api.capture.kernel_support import kernel_notes, require_kernels
 from memplan.autodiff.counter_dropouts import OPERATOR, CounterDropout, parse_dropout
 from memplan.errors import MemplanError, UsageError
+from memplan.proto.edit import copied
 from memplan.proto.paths import as_output
 from memplan.proto.weights import data_file
 from memplan.proto.write import check_target
@@ -273,13 +274,21 @@ def _take(reading: Reading, name: str, wanted: _Wanted) -> _Taken:
     require_kernels(trained.model)
     road = Road(name, len(trained.model.graph.node), time.perf_counter() - begin)
     done = finish(reading, exported, trained, wanted.weights, wanted.target)
-    return _Taken(_measured(reading, road, trained), trained, done)
+    return _Taken(_measured(reading, road, done), trained, done)
 
 
-def _measured(reading: Reading, road: Road, trained: Trained) -> Road:
+def _measured(reading: Reading, road: Road, done: Finished) -> Road:
+    from onnx import helper
+
     from memplan.api.analysis import analyze
 
-    analysis = analyze(trained.model, dims=reading.dims)
+    model = copied(done.model)
+    given = {value.name for value in model.graph.input}
+    for name, weight in done.weights.items():
+        if name not in given:  # a constant, which is put in when the file is written
+            info = helper.make_tensor_value_info(name, weight.dtype, list(weight.shape))
+            model.graph.input.append(info)
+    analysis = analyze(model, dims=reading.dims)
     stash = sum(item.nbytes for item in analysis.stashes)
     peak = analysis.timeline.peak_with_workspace_bytes
     return replace(road, peak_bytes=peak, stash_bytes=stash)

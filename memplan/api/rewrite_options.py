@@ -22,11 +22,11 @@ MOST: Mapping[str, int] = {
     "seed": 2**32 - 1,
     "threads": _MOST_AT_ONCE,
     "jobs": _MOST_AT_ONCE,
-    "fit_step": 2**63 - 1,
 }
-"""Of whatever has such a number. NumPy's seeds end there, and ONNX's sizes; 1,024 threads on two
-cores, which wait by spinning, took five minutes for two steps of a few milliseconds; a job is a
-process that holds a model."""
+"""Of whatever has such a number. NumPy's seeds end there; 1,024 threads on two cores, which wait by
+spinning, took five minutes for two steps of a few milliseconds; a job is a process that holds a
+model."""
+_MOST_OF_ANY = 2**63 - 1  # where numbers of steps, sizes of ONNX and compiled code end
 _NONE: Mapping[str, Any] = {}
 
 
@@ -89,7 +89,10 @@ def _kinds(options: type) -> Mapping[str, tuple[Any, ...]]:
 def _whole(name: str, given: object) -> int:
     if isinstance(given, bool) or not isinstance(given, Integral):
         raise UsageError(f"{name} is {given!r}", "give a whole number")
-    return int(given)
+    number = int(given)
+    if abs(number) > _MOST_OF_ANY:
+        raise UsageError(f"{name} is {number:,}", f"give at most {_MOST_OF_ANY:,}")
+    return number
 
 
 def _number(name: str, given: object) -> float:

@@ -112,6 +112,9 @@ def test_a_log_of_json_lines(inside: Memplan, tmp_path: Path) -> None:
         ((*RUN, "--export-forward", STEP), EXIT_USAGE, "inputs are never overwritten"),
         ((*RUN, "--format", "json", "-o", "a", "--checkpoint", "a"), EXIT_USAGE, "another output"),
         ((*RUN, "--threads", "100000"), EXIT_USAGE, "threads is 100,000"),
+        ((*RUN, "--steps", "9" * 20), EXIT_USAGE, "steps is 99,999,999,"),
+        ((*RUN, "--batch", "9" * 20), EXIT_USAGE, "batch is 99,999,999,"),
+        ((*RUN, "--checkpoint", "a", "--checkpoint-every", "9" * 20), EXIT_USAGE, "give at most"),
     ],
 )
 def test_what_cannot_be_is_refused_in_two_lines(

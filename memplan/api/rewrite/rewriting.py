@@ -47,7 +47,8 @@ from memplan.api.rewrite.selection_report import selection_rows
 from memplan.api.source import Model, as_file, shown_path
 from memplan.api.state_modes import as_recorded, confirmed
 from memplan.deadline import Deadline
-from memplan.errors import InfeasibleError, UsageError
+from memplan.errors import InfeasibleError, RuntimeUnavailableError, UsageError
+from memplan.ops.float_types import unsupported_kernels, unsupported_notes
 from memplan.passes.chunk.asked import NONE as NO_CHUNKS
 from memplan.passes.chunk.asked import parse_chunks
 from memplan.passes.manager import passes_for
@@ -72,7 +73,7 @@ from memplan.proto.read import check_structure, read_model
 from memplan.proto.weights import NO_WEIGHTS, plan_weights, write_with_weights
 from memplan.proto.write import check_target, write_model
 from memplan.shapes.dims import symbolic_dims
-from memplan.shapes.prepare import prepare
+from memplan.shapes.prepare import PreparedModel, prepare
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import simulate
@@ -303,6 +304,7 @@ def _read(
         check_structure(raised, copy)
         prepared = prepare(raised, copy, dims, weights)
         notes = (f"opset raised to {OLDEST_OPSET}: plain sessions need it",)
+    _require_opens(prepared, options.provider)
     model = open_step(prepared, session, loss=options.loss, state=options.state)
     if session.name == "default" and narrow_types(model.graph, session):
         raise UsageError(
@@ -312,6 +314,22 @@ def _read(
         )
     original, moved = _original(model, session, options.loss), in_state_order(model)
     return Source(model if moved is model else confirmed(moved), original, notes, analyzed=model)
+
+
+def _require_opens(prepared: PreparedModel, provider: str) -> None:
+    """Refuse a model that no session on the provider opens: nobody could run the result.
+
+    Raises:
+        RuntimeUnavailableError: a node has no kernel in the type that it works in.
+    """
+    every = unsupported_kernels(prepared.bound, provider, prepared.types)
+    if failing := [each for each in every if each.when == "open"]:
+        elsewhere = "--provider cuda plans for a GPU; " if provider == "cpu" else ""
+        raise RuntimeUnavailableError(
+            unsupported_notes(failing, provider)[0],
+            f"{elsewhere}for {'the CPU' if provider == 'cpu' else 'this one'}, use float16 or "
+            "float32",
+        )
 
 
 def _original(model: OpenModel, session: SessionKind, loss: str | None) -> Analysis:

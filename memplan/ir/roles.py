@@ -28,7 +28,8 @@ class Role(StrEnum):
 
 LOSS_SCALE, FOUND_INF = "loss_scale", "found_inf"
 """Of a step whose loss is scaled: the input that gradients begin with, and the output that says
-that one of them is not finite, so that nothing but the scale has a new value."""
+that one of them is not finite, so that the scale has a new value, and what its optimizer updates
+keeps the old one."""
 EMA_DECAY = "ema_decay"
 """Of a step that keeps averages of its weights: the share of the old average in the next one."""
 _EMA = ".ema"

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memplan.pytorch.surrogate_exports import backward_through
+
 aten, prims = torch.ops.aten, torch.ops.prims
 
 
@@ -62,8 +64,12 @@ def median(
 
 
 def median_of_all(x: Tensor, *, skip: bool = False) -> Tensor:
-    """The median of all elements."""
-    return median(x.reshape(-1), 0, skip=skip)[0]
+    """The median of all elements; elements equal to it share its gradient evenly."""
+    value = median(x.reshape(-1), 0, skip=skip)[0]
+    if not x.is_floating_point():
+        return value
+    equal = x == value
+    return backward_through(value, torch.where(equal, x, 0.0).sum() / equal.sum())
 
 
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:

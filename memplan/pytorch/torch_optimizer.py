@@ -8,7 +8,7 @@ decides on how PyTorch computes an update, and not on its numbers, is left alone
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -114,12 +114,13 @@ class Group:
     """How a parameter is updated.
 
     ``kind`` and ``options`` are those of :mod:`memplan.autodiff.optimizers`. ``factor`` is its
-    learning rate over that of the graph.
+    learning rate over that of the graph. ``owner`` is the number of its optimizer.
     """
 
     kind: str
     options: tuple[tuple[str, float | str], ...]
     factor: float = 1.0
+    owner: int = 0
 
     @property
     def counts(self) -> bool:
@@ -166,14 +167,14 @@ def read_optimizer(optimizer: object, names: Mapping[int, str]) -> OptimizerSett
     rows = [_row_of(each) for each in several]
     kind = " + ".join(type(each).__name__ for each in several)
     given = [
-        (each, row, group, _rate(each, group))
-        for each, row in zip(several, rows, strict=True)
+        (owner, each, row, group, _rate(each, group))
+        for owner, (each, row) in enumerate(zip(several, rows, strict=True))
         for group in each.param_groups
     ]
     base = next((rate for *_, rate in given if rate), 0.0)
     groups: dict[str, Group] = {}
-    for each, row, entries, rate in given:
-        group = _group(each, row, entries, rate / base if base else 1.0)
+    for owner, each, row, entries, rate in given:
+        group = replace(_group(each, row, entries, rate / base if base else 1.0), owner=owner)
         for parameter in entries["params"]:
             name = _name_of(each, parameter, names)
             if name in groups:

@@ -80,7 +80,7 @@ class Trainer(Kept[int]):
         measure: run under the profiler, for :meth:`measured_peaks`.
 
     Of a step whose loss is scaled, ``loss_scale`` is what the gradients of the last step began
-    with, and ``skipped`` says that one of them was not finite: nothing but the scale changed then.
+    with, and ``skipped`` says that one of them was not finite: what its optimizer updates stayed.
     ``metrics`` are the numbers beside its loss, by name. ``file`` is the step that was read and
     ``batch_slots`` its inputs that make up a batch; ``session`` and ``memory`` have the state.
 

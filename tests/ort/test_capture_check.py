@@ -79,7 +79,7 @@ def test_updates_are_those_of_the_optimizer(name: str, treatment: Any) -> None:
     check = memplan.capture(step(OPTIMIZERS[name], **treatment)).check
     assert check is not None
     assert check.verdict is Verdict.EQUAL
-    assert check.steps == 2
+    assert check.steps == (4 if "scaler" in treatment else 2)
     assert check.update_error < 1e-5
 
 
@@ -206,7 +206,7 @@ def test_a_wrong_rule_is_none_that_changes_with_the_weights(
     """However much the gradient itself does: it is off by the same."""
     from memplan.api.capture import doubts
 
-    monkeypatch.setattr(doubts, "SHAKEN", 2.0**-6)
+    monkeypatch.setattr(doubts, "SHAKEN", 2.0**17)
     planted(monkeypatch, lambda model: scaled(model, "first.weight_grad", 1.003))
     with pytest.raises(CaptureDiffersError, match=r"first\.weight"):
         memplan.capture(step())
@@ -438,6 +438,134 @@ def test_the_other_road_is_taken_where_one_is_wrong(monkeypatch: pytest.MonkeyPa
     assert any("via grad: differs from PyTorch" in note for note in capture.notes)
     with pytest.raises(CaptureDiffersError, match="via grad"):
         memplan.capture(step(), via="grad")
+
+
+# --- A loss that is scaled ------------------------------------------------------------------------
+
+
+class Two(nn.Module):  # type: ignore[name-defined,misc]
+    """Parameters of two optimizers, of which one has much larger gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.p, self.q = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Any) -> Any:
+        return (self.p * x).sum() + (self.q * x).pow(2).sum() * 1e10
+
+
+def optimizers(model: Any) -> list[Any]:
+    return [torch.optim.Adam([model.p], 0.1), torch.optim.Adam([model.q], 0.1)]
+
+
+def grad_scaler(**settings: Any) -> Any:
+    return torch.amp.GradScaler("cpu", 2.0**100, backoff_factor=2.0**-4, **settings)
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+@pytest.mark.parametrize("via", ["grad", "joint"])
+def test_each_optimizer_skips_for_its_own_gradients(
+    via: str, clip: float | None, tmp_path: Path
+) -> None:
+    """With a counter of its own: Adam's correction depends on how many steps it has taken."""
+    torch.manual_seed(0)
+    model, x = Two(), torch.full((2, 3), 0.25)
+    given = memplan.TorchStep(
+        model, None, {"x": x}, optimizers(model), scaler=grad_scaler(), clip_norm=clip
+    )
+    capture = memplan.capture(given, tmp_path / "step.onnx", via=via)
+    assert (capture.check.verdict, capture.check.steps) == (Verdict.EQUAL, 5)
+    trainer = memplan.Trainer(tmp_path / "step.onnx")
+    several, scaler = optimizers(model), grad_scaler(growth_interval=2000)
+    for number in range(5):
+        for each in several:
+            each.zero_grad()
+        scaler.scale(model(x)).backward()
+        for each in several:
+            scaler.unscale_(each)
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        for each in several:
+            scaler.step(each)
+        scaler.update()
+        trainer.step({"x": x.numpy()})
+        state = trainer.state_dict()
+        assert trainer.skipped == (number < 2)
+        assert state["loss_scale"] == scaler.get_scale()
+        for name, parameter in model.named_parameters():
+            assert torch.allclose(torch.from_numpy(state[name]), parameter, rtol=1e-5), name
+    assert (state["step"], state["step.1"]) == (6, 4)
+
+
+def one_skips_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memplan.api.capture import update_check
+
+    real = update_check.Member
+    monkeypatch.setattr(update_check, "Member", lambda *given, owner: real(*given))
+
+
+def nothing_skips(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memplan.autodiff.optimizers.optimizer import UpdateBuilder
+
+    monkeypatch.setattr(UpdateBuilder, "renewed", lambda self, old, new: new)
+
+
+def no_counter_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memplan.autodiff.optimizers.optimizer import UpdateBuilder
+
+    real = UpdateBuilder.renewed
+
+    def wrong(self: Any, old: Any, new: Any) -> Any:
+        return new if old.name.startswith("step") else real(self, old, new)
+
+    monkeypatch.setattr(UpdateBuilder, "renewed", wrong)
+
+
+def gradients_begin_at_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memplan.autodiff.backward import GradientSink
+    from memplan.autodiff.optimizers.updates import Updates
+
+    monkeypatch.setattr(Updates, "seed", GradientSink.seed)
+
+
+def another_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, lambda model: scaled(model, "loss_scale_new", 1.5))
+
+
+def the_tracker_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+
+    planted(monkeypatch, lambda model: replaced(model, "growth_tracker_new", "Add", np.asarray(1)))
+
+
+SCALED_WRONGLY = {
+    "p": one_skips_all,
+    "parameter": nothing_skips,
+    "'step": no_counter_is_skipped,
+    "gradient": gradients_begin_at_one,
+    "'loss_scale'": another_backoff,
+    "'growth_tracker'": the_tracker_goes_on,
+}
+
+
+@pytest.mark.parametrize("wrong", SCALED_WRONGLY)
+@pytest.mark.parametrize("via", ["grad", "joint"])
+def test_what_a_scale_does_is_compared(
+    wrong: str, via: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Two()
+    SCALED_WRONGLY[wrong](monkeypatch)
+    given = memplan.TorchStep(
+        model, None, {"x": torch.full((2, 3), 0.25)}, optimizers(model), scaler=grad_scaler()
+    )
+    with pytest.raises(CaptureDiffersError, match=wrong):
+        memplan.capture(given, via=via)
+
+
+@pytest.mark.parametrize("scale", ["dynamic", 1024.0])
+def test_a_step_that_overflows_is_compared_for_every_kind_of_scale(scale: Any) -> None:
+    check = memplan.capture(step(adamw, scaler=scale, clip_norm=0.1)).check
+    assert (check.verdict, check.steps, check.granted) == (Verdict.EQUAL, 4, 0)
 
 
 def test_lost_randomness_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

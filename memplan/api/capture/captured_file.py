@@ -17,7 +17,6 @@ from memplan.api.capture.captured_weights import (
     declare_constants,
 )
 from memplan.api.capture.step_gradients import Trained
-from memplan.autodiff.optimizers.optimizer import STEP
 from memplan.autodiff.optimizers.updates import Updates
 from memplan.ir.contract import Contract
 from memplan.ir.roles import Role
@@ -75,7 +74,7 @@ def finish(
     unused = tuple(n for n in exported.parameters if n not in read and n not in live)
     gone = {name for name in stored if name not in read and name not in live}
     fixed = [name for name in stored if name not in live and name not in gone]
-    _resume(reading, trained.model)
+    _resume(reading, trained)
     given = [value.name for value in graph.input]
     state = [name for name in given if reading.optimizer and name in reading.optimizer.state]
     weights = {
@@ -113,12 +112,15 @@ def finish(
     return Finished(trained.model, weights, place, contract, frozen, unused, tuple(notes), inputs)
 
 
-def _resume(reading: Reading, model: onnx.ModelProto) -> None:
-    """Let the counter begin where the optimizer has come to."""
-    settings = reading.optimizer
-    for tensor in model.graph.initializer:
-        if settings is not None and tensor.name == STEP and settings.step > 1:
-            tensor.CopyFrom(numpy_helper.from_array(np.asarray(settings.step, np.int64), STEP))
+def _resume(reading: Reading, trained: Trained) -> None:
+    """Let the counters begin where the optimizer has come to."""
+    settings, sink = reading.optimizer, trained.sink
+    if settings is None or not isinstance(sink, Updates):
+        return
+    number = np.asarray(settings.step, np.int64)
+    for tensor in trained.model.graph.initializer:
+        if tensor.name in sink.inputs.counter_values:
+            tensor.CopyFrom(numpy_helper.from_array(number, tensor.name))
 
 
 def _new_values(exported: ExportedGraph, trained: Trained) -> dict[str, str]:

@@ -11,6 +11,8 @@
    gradient of 0 ± rounding is ± a whole step of Adam).
 4. With the graph's new values the same is done again, with new draws and another batch: once, or
    five times where steps change what they keep in Python (:mod:`memplan.api.capture.later_steps`).
+5. Of a scaled loss, a gradient of each optimizer is made infinite in turn, and a step without that
+   follows: what is skipped, the scale and the counters must be as PyTorch's own scaler has them.
 """
 
 from __future__ import annotations
@@ -31,12 +33,16 @@ from memplan.api.capture.compare_steps import (
     Difference,
     Side,
     compare_update,
+    compare_whole,
 )
 from memplan.api.capture.doubts import Doubts
 from memplan.api.capture.later_steps import CAUSE, LATER, LaterSteps
 from memplan.api.capture.reference import Reference, Taken
 from memplan.api.capture.step_gradients import Trained
 from memplan.api.capture.trial import CannotRunError, Ran, Trial
+from memplan.api.capture.update_check import scale_of
+from memplan.autodiff.optimizers.scaling import LossScale
+from memplan.autodiff.optimizers.updates import Updates
 from memplan.ir.roles import LOSS_SCALE, Role
 from memplan.pytorch.eager import EagerStep
 from memplan.pytorch.twin import Twin
@@ -44,6 +50,8 @@ from memplan.pytorch.values import as_array, as_tensor, in_float64, precision
 from memplan.units import counted, listed
 
 Array = npt.NDArray[Any]
+_SCALE = 8.0
+"""Of the loss in the first step: with it nothing overflows that does not overflow without."""
 
 
 def check_captured(
@@ -112,6 +120,8 @@ class _Comparison:
         self.averages = done.contract.named(Role.AVERAGE)
         self.found = _Found()
         self.scale = 1.0
+        self.loss_scale: LossScale | None = None
+        self.sink = trained.sink
         self.granted: list[Difference] = []
         self.causes: tuple[str, ...] = ()
         self.said: list[str] = []
@@ -137,7 +147,8 @@ class _Comparison:
         if lost:
             self.found.differences.append(Difference("draws", lost, float("inf"), 0.0, 1))
             return self._answer(0, causes=(cause,))
-        return self._stepped(reference.twin(), self._first_values())
+        self.loss_scale = self._first_scale()
+        return self._stepped(reference.twin(self.loss_scale), self._first_values())
 
     def _stepped(self, twin: Twin | None, values: dict[str, Array]) -> Check:
         """Step by step."""
@@ -152,9 +163,13 @@ class _Comparison:
             self._hold_averages(step, values, ran)
             if self.found.differences:
                 return self._answer(step)
-            if step >= self.later.most:
-                return self._answered_far_off(step, twin, ran)
             values |= {old: ran.outputs[out] for old, out in self.new.items()}
+            if step >= self.later.most:
+                if twin is not None and self.loss_scale is not None:
+                    step = self._overflowing(step, twin, values, taken.outcome)
+                if self.found.differences:
+                    return self._answer(step)
+                return self._answered_far_off(step, twin, ran)
             step += 1
             found = self.later.take(step, self._own(values))
             if isinstance(found, Difference):
@@ -203,6 +218,23 @@ class _Comparison:
             return None
         found = self._held(step, replace(taken, outcome=outcome, exact=None), ran)
         return None if found.differences else found
+
+    def _overflowing(
+        self, step: int, twin: Twin, values: dict[str, Array], outcome: EagerStep
+    ) -> int:
+        """Steps in which a gradient of one optimizer after the other is infinite, and one behind
+        them; the number of the last."""
+        groups = self.reading.optimizer.groups if self.reading.optimizer is not None else {}
+        last = {groups[name].owner: name for name in self.trial.gradients}
+        for parameter in (*last.values(), ""):
+            step += 1
+            ran = self.trial.run(values, outcome.draws, infinite=parameter)
+            self._hold_update(step, twin, ran)
+            self._hold_averages(step, values, ran)
+            if self.found.differences:
+                break
+            values |= {old: ran.outputs[out] for old, out in self.new.items()}
+        return step
 
     def _eager_seconds(self) -> float:
         """PyTorch's own step, not the first, neither watched nor with draws of ours."""
@@ -287,9 +319,15 @@ class _Comparison:
     def _first_values(self) -> dict[str, Array]:
         values = {name: as_array(t) for name, t in self.reading.tensors.items()}
         values |= {name: as_array(t) for name, t in self.reading.prepared.batch.items()}
-        if self.reading.treatment.scale is not None:
-            values[LOSS_SCALE] = np.asarray(1.0, np.float32)  # nothing is to overflow yet
+        if self.loss_scale is not None:
+            self.scale = self.loss_scale.init_scale
+            values[LOSS_SCALE] = np.asarray(self.scale, np.float32)
         return values
+
+    def _first_scale(self) -> LossScale | None:
+        """The step's loss scale, where the check begins: nothing is to overflow yet."""
+        scale = scale_of(self.reading.treatment)
+        return None if scale is None else replace(scale, init_scale=_SCALE)
 
     def _own(self, values: Mapping[str, Array]) -> dict[str, Any]:
         """The parameters and buffers among the graph's values, as PyTorch takes them."""
@@ -394,7 +432,7 @@ class _Comparison:
         """New parameters and state, beside those of PyTorch's optimizer."""
         gradients = {p: as_tensor(ran.outputs[n]) for p, n in self.trial.gradients.items()}
         before = {name: in_float64(twin.parameters[name]) for name in gradients}
-        after = twin.step(gradients, list(gradients), self.scale)
+        after = twin.step(gradients, list(gradients))
         groups = self.reading.optimizer.groups if self.reading.optimizer is not None else {}
         rough = {name for name, group in groups.items() if group.kind == "muon"}
         for name, tensor in after.items():
@@ -405,8 +443,27 @@ class _Comparison:
             unit = precision(tensor)
             found = compare_update(step, name, got, want, old, unit, name in rough)
             self.found.add("update", found)
-        if LOSS_SCALE in self.new:
-            self.scale = float(ran.outputs[self.new[LOSS_SCALE]])
+        self._hold_counts(step, twin, ran)
+
+    def _hold_counts(self, step: int, twin: Twin, ran: Ran) -> None:
+        """The step counters and the loss scale, beside those of PyTorch."""
+        if not isinstance(self.sink, Updates):
+            return
+        begun = self.reading.optimizer.step if self.reading.optimizer is not None else 1
+        taken, wanted = twin.taken, dict[str, float]()
+        for owner, (name, _) in self.sink.inputs.counters.items():
+            several = taken if self.loss_scale is None else {owner: taken.get(owner, begun - 1)}
+            if several:
+                wanted[name] = max(several.values()) + 1
+        if self.loss_scale is not None:
+            self.scale, tracker = twin.scaled_by
+            wanted[LOSS_SCALE] = self.scale
+            if self.sink.scaling is not None:
+                wanted[self.sink.scaling.tracker] = tracker
+        there = {name: want for name, want in wanted.items() if name in self.new}
+        found = {name: ran.outputs[self.new[name]].reshape(()) for name in there}
+        given = {name: np.asarray(want) for name, want in there.items()}
+        self.found.add("update", compare_whole("state", step, found, given, {}))
 
     def _hold_averages(self, step: int, values: Mapping[str, Array], ran: Ran) -> None:
         """Averages of the weights, beside their formula on what the graph has."""

@@ -1,14 +1,16 @@
 """What is off by more than usual rounding: another rule, a tie, or rounding after all.
 
-Both steps are taken again, with the same weights off by about a millionth (backward error: Higham,
-Accuracy and Stability of Numerical Algorithms, 1.5), several times.
+Both steps are taken again, with the same weights off by about a millionth (in float16, by what that
+rounds by; backward error: Higham, Accuracy and Stability of Numerical Algorithms, 1.5), several
+times.
 
 1. **Another rule** is wrong by the same amount at all of these points. Rounding is not: a variance
    as a difference of squares is off by something else each time, and a unit that fell to the other
    side of a kink is back on the right one.
 2. At **a tie**, or exactly at a kink, both agree at the points beside it, too. But there PyTorch's
    own step in float64 jumps, however little weights are off; beside a kink it does not. A tie has
-   a rule, and what has another one differs.
+   a rule, and what has another one differs. Without a step in float64, what is more than rounding
+   of the narrowest type may be, is taken for a tie.
 3. ``topk`` and its like have no rule for equal elements: PyTorch does not specify which it takes.
    So PyTorch is asked to take those that the graph takes, the ones with the lowest indices.
 
@@ -30,8 +32,10 @@ from memplan.pytorch.eager import EagerStep
 from memplan.pytorch.kinks import FirstOfEquals, OperatorTrace, jumping
 from memplan.pytorch.values import as_array, as_tensor, in_float64
 
-SHAKEN = 2.0**-20
-"""By how much weights are off, relative to each of them."""
+SHAKEN = 8.0
+"""By how much weights are off, relative to each of them: units of the narrowest type."""
+_ROUGH = 128.0
+"""What rounding may make of a gradient at most, in the same units."""
 _SHAKES = 6
 """How often, at most."""
 _TIMES = 2.0
@@ -71,6 +75,7 @@ class Doubts:
             sides: what is compared in a step, of the two.
         """
         self.reference, self.run, self.sides = reference, run, sides
+        self.unit = reference.reading.narrowest_cast
 
     def judged(
         self,
@@ -119,9 +124,11 @@ class Doubts:
         if not near:
             return Judged((), wrong)
         if taken.exact is None:
+            large = tuple(d for d in near if d.error > _ROUGH * self.unit)
             return Judged(
-                tuple(near),
-                causes=(
+                large,
+                () if large else wrong,
+                (
                     "with weights a millionth off, both agree: a tie or a kink, which rounding "
                     "cannot be told from as the step does not run in float64",
                 ),
@@ -142,7 +149,7 @@ class Doubts:
         noise = dict.fromkeys(errors, 0.0)
         least = dict.fromkeys(errors, float("inf"))
         for seed in range(_SHAKES):
-            shaken = self.reference.eager.shaken(given, SHAKEN, seed)
+            shaken = self.reference.eager.shaken(given, SHAKEN * self.unit, seed)
             off = {name: shaken[name].to(tensor.dtype) for name, tensor in given.items()}
             taken = self.reference.taken(number, off)
             arrays = {name: as_array(tensor) for name, tensor in off.items()}

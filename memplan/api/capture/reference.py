@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from memplan.api.capture.capture_check import NotComparableError, Skip
 from memplan.api.capture.compare_steps import Array, Tolerance
 from memplan.api.capture.same_steps import unlike
+from memplan.autodiff.optimizers.scaling import LossScale
 from memplan.errors import ModelError
 from memplan.pytorch.eager import Eager, EagerStep
 from memplan.pytorch.hidden_state import HiddenState
@@ -182,13 +183,14 @@ class Reference:
                 self._in_float64 = False
         return None
 
-    def twin(self) -> Twin | None:
-        """A copy of the step's optimizer, if there is one."""
+    def twin(self, scale: LossScale | None) -> Twin | None:
+        """A copy of the step's optimizer, if there is one, with a scaler of this scale."""
         optimizer = self.reading.prepared.step.optimizer
         if optimizer is None:
             return None
         names = {id(p): name for name, p in self.eager.parameters.items()}
-        return Twin(optimizer, names, self.reading.treatment)
+        options = None if scale is None else asdict(scale)
+        return Twin(optimizer, names, self.reading.treatment, options)
 
 
 def _gradients(outcome: EagerStep) -> dict[str, Array]:

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from memplan.api.capture.capture_check import NotComparableError, Skip
 from memplan.api.capture.captured_file import Finished
 from memplan.errors import RuntimeUnavailableError
 from memplan.ir.roles import STATE
-from memplan.proto.edit import copied
+from memplan.proto.edit import copied, replace_nodes
 from memplan.proto.fed_draws import cannot_be_fed, family, feed_draws, random_nodes
 from memplan.pytorch.draws import TorchDraw
 from memplan.runtime.installed import require_runtime
@@ -30,7 +30,8 @@ from memplan.runtime.messages import RunRequest
 from memplan.units import counted
 
 Array = npt.NDArray[Any]
-_PREFIX = "memplan/draw_"
+_FLOAT = onnx.TensorProto.FLOAT
+_PREFIX, _ADDED = "memplan/draw_", "memplan/added/"
 
 
 class CannotRunError(Exception):
@@ -79,10 +80,14 @@ class Trial:
         self.missing, self.places = _feed_draws(graph, draws, dims)
         self.zeros = _zeros(graph, done)
         self._model = model
-        self._session: Any = None
+        self._sessions: dict[bool, Any] = {}
 
     def run(
-        self, values: Mapping[str, Array], draws: Sequence[TorchDraw], optimized: bool = True
+        self,
+        values: Mapping[str, Array],
+        draws: Sequence[TorchDraw],
+        optimized: bool = True,
+        infinite: str | None = None,
     ) -> Ran:
         """Run it once in a plain session; state without a value is 0.
 
@@ -90,6 +95,8 @@ class Trial:
             values: of inputs, by name; further ones are not read.
             draws: of the eager step, in order.
             optimized: with the runtime's own optimizations, as in anyone's session.
+            infinite: the parameter whose gradient is made infinite, or nothing: none is, in a
+                session that could.
 
         Raises:
             CannotRunError: the runtime refuses the graph, or the run fails.
@@ -103,18 +110,22 @@ class Trial:
         from memplan.runtime.sessions import open_session, run_step
 
         try:
-            if self._session is None or not optimized:
+            spoiled = infinite is not None
+            session = self._sessions.get(spoiled) if optimized else None
+            if session is None:
                 options = session_options("default")
                 options.log_severity_level = 4
                 if not optimized:
                     options.graph_optimization_level = type(options.graph_optimization_level)(0)
+                model = _spoiled(self._model, self.gradients) if spoiled else self._model
                 session = open_session(
-                    self._model.SerializeToString(), RunRequest(session="default"), options
+                    model.SerializeToString(), RunRequest(session="default"), options
                 )
-                self._session = session if optimized else self._session
-            else:
-                session = self._session
+                if optimized:
+                    self._sessions[spoiled] = session
             feeds = {**self.zeros, **values}
+            if infinite:
+                feeds[f"{_ADDED}{infinite}"] = np.asarray(np.inf, np.float32)
             feeds |= {self.places[k]: draw.values() for k, draw in enumerate(draws)}
             known = {item.name for item in session.get_inputs()}
             known |= {item.name for item in session.get_overridable_initializers()}
@@ -137,6 +148,31 @@ def _failure(error: Exception) -> Exception:
     if lacks_kernel(str(error)):
         return NotComparableError(Skip.NO_KERNEL, told)
     return CannotRunError(told)
+
+
+def _spoiled(model: onnx.ModelProto, gradients: Mapping[str, str]) -> onnx.ModelProto:
+    """A copy in which a number is added to every gradient, 0 unless it is fed."""
+    model = copied(model)
+    named = {output: parameter for parameter, output in gradients.items()}
+    made: list[onnx.NodeProto] = []
+    for node in model.graph.node:
+        found = [name for name in node.output if name in named]
+        rename = {name: f"{_ADDED}to/{name}" for name in found}
+        kept = onnx.NodeProto.FromString(node.SerializeToString())
+        kept.output[:] = [rename.get(name, name) for name in node.output]
+        made.append(kept)
+        for name in found:
+            added = f"{_ADDED}{named[name]}"
+            model.graph.input.add().CopyFrom(helper.make_tensor_value_info(added, _FLOAT, ()))
+            model.graph.initializer.append(
+                numpy_helper.from_array(np.asarray(0, np.float32), added)
+            )
+            made += [
+                helper.make_node("CastLike", [added, rename[name]], [f"{added}/like"]),
+                helper.make_node("Add", [rename[name], f"{added}/like"], [name]),
+            ]
+    replace_nodes(model.graph, made)
+    return model
 
 
 def _zeros(graph: onnx.GraphProto, done: Finished) -> dict[str, Array]:

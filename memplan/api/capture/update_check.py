@@ -98,6 +98,8 @@ def members_by_group(
         group = settings.groups[name]
         if group not in made:
             options: dict[str, Any] = {"lr": settings.lr, **dict(group.options), **clipping}
-            made[group] = Member(KINDS[group.kind](**options), group.factor)
+            # A scaler skips the step of an optimizer for its own gradients.
+            owner = group.owner if treatment.scale is not None else 0
+            made[group] = Member(KINDS[group.kind](**options), group.factor, owner=owner)
         found[name] = made[group]
     return found

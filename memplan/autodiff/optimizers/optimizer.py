@@ -119,34 +119,43 @@ def update_scope(name: str) -> Scope:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """How one parameter is updated: ``factor`` is its learning rate over that of the graph."""
+    """How one parameter is updated: ``factor`` is its learning rate over that of the graph.
+
+    ``owner`` tells parameters apart that skip a step for themselves: those of one PyTorch optimizer
+    of several, of which each has a counter of its own, too.
+    """
 
     optimizer: Optimizer
     factor: float = 1.0
     decays: bool = True
+    owner: int = 0
 
 
 @dataclass(slots=True)
 class UpdateInputs:
     """The inputs that all updates of one graph share, as they are made.
 
-    ``hyperparameters`` maps those with a default to it, ``states`` are optimizer state, ``counter``
-    is the step counter with its next value. ``feeds_decay``: weight decay is one number for all,
-    and an input; it is not where a parameter is float64, as float32 would take digits from it.
+    ``hyperparameters`` maps those with a default to it, ``states`` are optimizer state,
+    ``counters`` are the step counters, by owner, with their next values. ``feeds_decay``: weight
+    decay is one number for all, and an input; it is not where a parameter is float64, as float32
+    would take digits from it.
     """
 
     feeds_decay: bool
     hyperparameters: dict[str, float] = field(default_factory=dict)
     states: list[str] = field(default_factory=list)
-    counter: tuple[str, Value] | None = None
+    counters: dict[int, tuple[str, Value]] = field(default_factory=dict)
 
     def roles(self) -> dict[str, Role]:
         """What each of them is to training."""
         found = dict.fromkeys(self.hyperparameters, Role.HYPERPARAMETER)
         found |= dict.fromkeys(self.states, Role.OPTIMIZER_STATE)
-        if self.counter is not None:
-            found[self.counter[0]] = Role.STEP_COUNTER
-        return found
+        return found | dict.fromkeys(self.counter_values, Role.STEP_COUNTER)
+
+    @property
+    def counter_values(self) -> dict[str, Value]:
+        """Every step counter's next value."""
+        return dict(self.counters.values())
 
 
 class UpdateBuilder:
@@ -180,7 +189,8 @@ class UpdateBuilder:
 
     def once(self, name: str, like: Value, build: Callable[[], Value]) -> Value:
         """A scalar that all parameters share which have one element type and the same options."""
-        key = (name, like.dtype, self.member.optimizer, self.member.factor)
+        member = self.member
+        key = (name, like.dtype, member.optimizer, member.factor, member.owner)
         return self.emitter.once(key, build)
 
     def cast(self, value: Value, like: Value) -> Value:
@@ -236,17 +246,20 @@ class UpdateBuilder:
         """
 
         def build() -> Value:
-            given = self.emitter.input(STEP, TensorType(INT64, ()), np.asarray(1, np.int64))
+            name = f"{STEP}.{owner}" if owner else STEP
+            given = self.emitter.input(name, TensorType(INT64, ()), np.asarray(1, np.int64))
             number = self.op("Max", given, 1)
-            self.inputs.counter = given.name, self.renewed(given, number + 1)
+            self.inputs.counters[owner] = given.name, self.renewed(given, number + 1)
             return self.operations.cast(number, DOUBLE)
 
-        return self.emitter.once(STEP, build)
+        owner = self.member.owner
+        return self.emitter.once((STEP, owner), build)
 
     def first(self) -> Value:
         """Whether this is the first step, a bool scalar: state that does not begin at 0 is made
         then."""
-        return self.emitter.once("first", lambda: self.op("Equal", self.step(), 1.0))
+        key = ("first", self.member.owner)
+        return self.emitter.once(key, lambda: self.op("Equal", self.step(), 1.0))
 
     def missing(self, like: Value, beta: float) -> Value:
         """1 - betaᵗ, what a moving average that began at 0 lacks, in an element type."""

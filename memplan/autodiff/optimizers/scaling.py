@@ -3,9 +3,10 @@
 Small gradients vanish in float16. So the backward part begins with the loss scale in place of 1,
 and the gradients are divided by it, in float32, before anything else is done with them. If one of
 them is not finite, the step is skipped: parameters, optimizer state and the step counter keep their
-values, by ``Where(found_inf, old, new)``. The rules are those of ``torch.amp.GradScaler`` and its
-kernels (``aten/src/ATen/native/AmpKernels.cpp``), the arithmetic on the scale is theirs, in
-float64, digit by digit.
+values, by ``Where(found_inf, old, new)``. Of several optimizers each skips for its own gradients;
+the scale, which they have in common, becomes smaller where any does. The rules are those of
+``torch.amp.GradScaler`` and its kernels (``aten/src/ATen/native/AmpKernels.cpp``), the arithmetic
+on the scale is theirs, in float64, digit by digit.
 
 Whether all gradients are finite is known when the last one is there, so all are held until then.
 """
@@ -13,7 +14,7 @@ Whether all gradients are finite is known when the last one is there, so all are
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -134,7 +135,8 @@ class Scaling:
         """
         self.scale = scale
         self.inputs = inputs
-        self._zeros: list[Value] = []
+        self.tracker = ""
+        self._zeros: dict[int, list[Value]] = {}
 
     def value(self, emitter: Emitter) -> Value:
         """The scale, an input: a float32 scalar."""
@@ -155,7 +157,7 @@ class Scaling:
         return Operations(emitter).cast(self.value(emitter), loss.dtype)
 
     def unscaled(
-        self, emitter: Emitter, grad: Value, factor: Callable[[int], Value | None]
+        self, emitter: Emitter, grad: Value, factor: Callable[[int], Value | None], owner: int
     ) -> Value:
         """A gradient without the scale, in float32 or wider, after a look at whether it is finite.
 
@@ -163,11 +165,12 @@ class Scaling:
             emitter: gets the nodes.
             grad: the gradient.
             factor: what it is multiplied by beside that, in an element type.
+            owner: what is skipped where it is not finite.
         """
         operations = Operations(emitter)
         grad = operations.cast(grad, DOUBLE if grad.dtype == DOUBLE else FLOAT)
         zero = emitter.op("ReduceSum", grad * 0, keepdims=0)  # 0·inf is not a number
-        self._zeros.append(operations.cast(zero, FLOAT))
+        self._zeros.setdefault(owner, []).append(operations.cast(zero, FLOAT))
 
         def scalar() -> Value:
             with emitter.scope(update_scope(LOSS_SCALE)):
@@ -183,10 +186,21 @@ class Scaling:
             ("wide", LOSS_SCALE), lambda: Operations(emitter).cast(self.value(emitter), DOUBLE)
         )
 
-    def found_inf(self, emitter: Emitter) -> Value:
-        """Whether any gradient so far is not finite, a bool scalar."""
+    def found_infs(self, emitter: Emitter) -> Mapping[int, Value]:
+        """Whether any gradient so far is not finite, a bool scalar, by owner."""
         with emitter.scope(update_scope(LOSS_SCALE)):
-            return emitter.op("IsNaN", emitter.op("Sum", *self._zeros))
+            return {
+                owner: emitter.op("IsNaN", emitter.op("Sum", *zeros))
+                for owner, zeros in self._zeros.items()
+            }
+
+    def any_inf(self, emitter: Emitter, found_infs: Collection[Value]) -> Value:
+        """Whether one of these is true."""
+        first, *others = found_infs
+        with emitter.scope(update_scope(LOSS_SCALE)):
+            for other in others:
+                first = emitter.op("Or", first, other)
+        return first
 
     def next_values(self, emitter: Emitter, found_inf: Value) -> Mapping[str, Value]:
         """What the next step begins with, by the names of inputs."""
@@ -196,6 +210,7 @@ class Scaling:
         operations = Operations(emitter)
         default = np.asarray(scale.growth_tracker, np.int64)
         tracker = emitter.input(GROWTH_TRACKER, TensorType(INT64, ()), default)
+        self.tracker = tracker.name
         self.inputs.states.append(tracker.name)
         now, wide = self.value(emitter), self._wide(emitter)
         count = tracker + 1

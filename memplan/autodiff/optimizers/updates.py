@@ -83,7 +83,7 @@ class Updates(GradientSink):
         self.optimizer = next(iter(self.members.values())).optimizer
         self.scaled = scaled
         self.scaling = Scaling(scale, self.inputs) if scale is not None else None
-        self.found_inf: Value | None = None
+        self.found_infs: Mapping[int, Value] = {}
         self.averages = averages
         self.latest: dict[str, Value] = {}
         self.new_values: dict[str, str] = {}
@@ -91,7 +91,9 @@ class Updates(GradientSink):
         self.squares: list[Value] = []
 
     def _builder(self, emitter: Emitter, name: str) -> UpdateBuilder:
-        return UpdateBuilder(emitter, self.members[name], self.inputs, self.found_inf)
+        member = self.members[name]
+        skipped = self.found_infs.get(member.owner)
+        return UpdateBuilder(emitter, member, self.inputs, skipped)
 
     def seed(self, emitter: Emitter, y: Value) -> Value:
         """1, or the loss scale."""
@@ -129,8 +131,9 @@ class Updates(GradientSink):
         outputs: dict[str, Value] = {}
         scaling = self.scaling
         if scaling is not None:
-            self.found_inf = scaling.found_inf(emitter)
-            outputs[emitter.fresh(FOUND_INF)] = self.found_inf
+            self.found_infs = scaling.found_infs(emitter)
+            found_inf = scaling.any_inf(emitter, self.found_infs.values())
+            outputs[emitter.fresh(FOUND_INF)] = found_inf
         if self.squares:
             with emitter.scope(update_scope("clip_norm")):
                 factor = self._factor(self._builder(emitter, next(iter(self.waiting))))
@@ -139,11 +142,10 @@ class Updates(GradientSink):
                 build, grad, weight = self._waited(emitter, names)
                 clipped = grad * build.cast(factor, grad) if self.squares else grad
                 outputs |= self._update(build, clipped, weight)
-        if self.inputs.counter is not None:
-            outputs |= self._named(emitter, dict([self.inputs.counter]))
-        if scaling is not None and self.found_inf is not None:
+        outputs |= self._named(emitter, self.inputs.counter_values)
+        if scaling is not None:
             with emitter.scope(update_scope(LOSS_SCALE)):
-                found = scaling.next_values(emitter, self.found_inf)
+                found = scaling.next_values(emitter, found_inf)
             outputs |= self._named(emitter, found)
         if self.averages is not None:
             found = self.averages.next_values(emitter, self.inputs, self.latest)
@@ -157,7 +159,8 @@ class Updates(GradientSink):
         if len(names) == 1:
             return self._builder(emitter, names[0]), grads[0], emitter.tensor(names[0])
         member = self.members[names[0]]
-        build = JoinedBuilder(emitter, member, self.inputs, self.found_inf, names)
+        skipped = self.found_infs.get(member.owner)
+        build = JoinedBuilder(emitter, member, self.inputs, skipped, names)
         return build, build.joined(grads), build.weight
 
     def _unscaled(self, build: UpdateBuilder, grad: Value) -> Value:
@@ -167,7 +170,7 @@ class Updates(GradientSink):
             return build.number(SCALE, 1.0, dtype) if self.scaled else None
 
         if self.scaling is not None:
-            return self.scaling.unscaled(build.emitter, grad, share)
+            return self.scaling.unscaled(build.emitter, grad, share, build.member.owner)
         factor = share(grad.dtype)
         return grad if factor is None else grad * factor
 

@@ -63,6 +63,7 @@ class Analysis(Summary):
     file; else the file's own, which the session may change. ``inexact`` are the assumptions for
     which a run may take more or less. ``asked`` is the runtime that was asked, empty where the
     file's own nodes are what a session runs. ``contract``: what inputs and outputs are to training.
+    ``uncounted``: tensors whose sizes no figure contains.
     """
 
     path: Path
@@ -84,6 +85,7 @@ class Analysis(Summary):
     inexact: tuple[str, ...] = ()
     asked: str = ""
     contract: Contract | None = None
+    uncounted: int = 0
 
     @property
     def floor(self) -> FloorReport:
@@ -350,6 +352,7 @@ def analyze_open(model: OpenModel, session: SessionKind, *, held: bool = False) 
         ),
         recurrent=pairs,
         contract=contract,
+        uncounted=len(prepared.uncounted),
         as_loaded=not changes,
         inexact=(*changes, *prepared.assumptions, *timeline.bounds, *patterns, *provider, *failing),
     )

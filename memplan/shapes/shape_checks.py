@@ -181,8 +181,10 @@ def require_shapes(
                 hint = "add value_info for it, or run onnx.shape_inference"
                 if is_standard(node.domain):
                     hint = (
-                        "it is decided at run time: a plan needs it in value_info; 'memplan "
-                        "analyze' shows the rest"
+                        "the values of the batch decide it, and a plan needs sizes: compute on all "
+                        "rows and mask the result (torch.where, scatter) instead of picking rows "
+                        "(boolean masks, nonzero), or state the largest size in value_info; "
+                        "'memplan analyze' counts the rest"
                     )
                 if symbols:
                     hint += "; symbolic dimensions: " + ", ".join(sorted(symbols))

@@ -28,7 +28,11 @@ _MODULES_SHOWN = 8
 def headline(analysis: Analysis) -> str:
     """The answer in one line, what a budget is held against; the name comes from the model."""
     timeline = analysis.timeline
-    return f"peak {format_bytes(timeline.peak_with_workspace_bytes)} {analysis.peak_place}"
+    told = f"peak {format_bytes(timeline.peak_with_workspace_bytes)} {analysis.peak_place}"
+    if analysis.uncounted:
+        what = counted(analysis.uncounted, "tensor")
+        told = f"{told}, without {what} NOT COUNTED, whose sizes are decided at run time"
+    return told
 
 
 def render(

@@ -12,6 +12,7 @@ import memplan
 from helpers.graphs import parse
 from helpers.odd_models import saved
 from memplan.errors import ModelError
+from memplan.report.terminal.analysis_text import headline
 
 COUNTED_TO = """g (float[4,4] x, int64 n) => (float[4,4] y, float[K] z)
   <int64 zero = {0}, int64 one = {1}>
@@ -29,6 +30,7 @@ def test_what_a_run_decides_is_not_counted_and_named(tmp_path: Path) -> None:
     assert "by Range" in note
     assert "r, c, z" in note
     assert note in found.inexact
+    assert "without 3 tensors NOT COUNTED" in headline(found)
     sizes = {tensor.name: tensor.nbytes for tensor in found.graph.tensors if tensor.counted}
     assert sizes.keys() & {"a", "y", "r", "c", "z"} == {"a", "y"}
 
@@ -44,8 +46,9 @@ def test_with_the_length_stated_it_is_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("session", ["tuned", "default"])
 def test_nothing_is_planned_around_it(session: str, tmp_path: Path) -> None:
     path = saved(parse(COUNTED_TO), tmp_path)
-    with pytest.raises(ModelError, match="shape of tensor 'r'"):
+    with pytest.raises(ModelError, match="shape of tensor 'r'") as caught:
         memplan.rewrite(path, memplan.RewriteOptions("90%", session=session), dry_run=True)
+    assert "mask the result (torch.where, scatter)" in caught.value.hint
 
 
 def test_a_branch_with_more_nodes_has_the_shape_of_the_other(tmp_path: Path) -> None:

@@ -121,8 +121,6 @@ def _without_influence(case: Case, message: str) -> tuple[Case | None, Case]:
         return None, case
     if "zero derivatives" in others:
         left = [x for x in case.xs if f"'{x}'" in others]
-        if "more" in others:
-            left = list(case.xs)
         return replace(case, xs=tuple(left)), replace(
             case, xs=tuple(x for x in case.xs if x not in left)
         )

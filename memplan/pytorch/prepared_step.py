@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.parameter import is_lazy
 
 from memplan.errors import UsageError
 from memplan.pytorch.foreign import their_turn
@@ -169,6 +170,12 @@ def prepare(step: TorchStep) -> PreparedStep:
     names, call = _calling(model, loss, step.batch)
     batch = _named(step.batch, names)
     module = StepModule(model, call(tuple(batch)), loss)
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(tensor):
+            raise UsageError(
+                f"'{user_name(name)}' has no shape yet: a lazy module makes it in its first call",
+                "call the model once on the batch, before the optimizer is made",
+            )
     taken = {user_name(name) for name, _ in (*module.named_parameters(), *module.named_buffers())}
     if "loss" in taken:
         raise UsageError(

@@ -608,3 +608,9 @@ def test_what_changes_where_nobody_can_see_it_is_refused(tmp_path: Any) -> None:
 
     with pytest.raises(memplan.MemplanError, match="another each time that the same step is run"):
         memplan.capture(memplan.TorchStep(Net(loss_of), loss, {"x": batches()[0]}), via="grad")
+
+
+def test_a_lazy_module_is_refused_by_name() -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 1))
+    with pytest.raises(memplan.MemplanError, match=r"'0\.weight' has no shape yet"):
+        memplan.capture(memplan.TorchStep(model, F.mse_loss, batches()[:2]))

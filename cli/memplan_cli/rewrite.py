@@ -79,10 +79,8 @@ if TYPE_CHECKING:
     "--passes",
     default="all",
     show_default=True,
-    metavar="NAMES",
-    help="Changes to make first, which save memory and cost no time: all, none, or some of elide, "
-    "prune, release, masks, narrow, order and early-update, separated by commas. "
-    "all,products also computes weight gradients in a faster form; the last bits may differ.",
+    metavar="all|none",
+    help="Changes to make first, which save memory and cost no time.",
 )
 @click.option(
     "--chunk",
@@ -91,9 +89,7 @@ if TYPE_CHECKING:
     metavar="WHAT",
     help="Run parts of the step in chunks, forward and backward together: regions (around large "
     "tensors such as logits and loss), layers (the last layers, one part of the batch at a "
-    "time), a number of chunks, or auto (whichever plan is cheapest). cache saves time "
-    "instead of memory: what lies between two matrix products runs in chunks that fit the "
-    "CPU cache. The last bits may differ.",
+    "time), a number of chunks, or auto (whichever plan is cheapest). The last bits may differ.",
 )
 @click.option(
     "--offload",

@@ -199,8 +199,6 @@ class Numbering:
             found = self.parts.outputs(applied, plain_attributes(node), len(node.output))
             if found:
                 return found
-            if first is None:
-                first = self.parts.turned(applied, plain_attributes(node))
         if first is None:
             return {}
         self.terms.first[applied] = first

@@ -31,7 +31,7 @@ from memplan.equivalence.normal_forms import (
     View,
 )
 from memplan.equivalence.rewrite_rules import same_as, view
-from memplan.equivalence.terms import ABSENT, IN_CHUNKS, TURNED, Fact, Terms
+from memplan.equivalence.terms import ABSENT, IN_CHUNKS, Fact, Terms
 from memplan.ops.book import PRODUCTS, VIEWS, operator
 from memplan.ops.facets import WHOLE, Use
 from memplan.ops.instance import Instance
@@ -101,31 +101,6 @@ class Parts:
             if term is not None:
                 return {0: term}
         return self._ranged(applied, call, count)
-
-    def turned(self, applied: Applied, given: Mapping[str, Any]) -> int | None:
-        """The product that the reference makes of the same two matrices, or that product
-        transposed: which of them is transposed ahead of it and which by it changes rounding alone.
-        """
-        product = product_of(applied, given, self.terms)
-        if product is None:
-            return None
-        whole = self.terms.products.get(product)
-        if whole is not None:
-            return self.terms.grant(whole, TURNED)
-        mirrored = replace(
-            product,
-            a=product.b,
-            trans_a=not product.trans_b,
-            b=product.a,
-            trans_b=not product.trans_a,
-        )
-        whole = self.terms.products.get(mirrored) if product.added == ABSENT else None
-        if whole is None:
-            return None
-        fact = self.terms.fact(whole)
-        shape = None if fact.shape is None else fact.shape[::-1]
-        form = Transposed(self.terms.grant(whole, TURNED), (1, 0))
-        return self.terms.of(form, Fact(fact.dtype, shape), self.terms.free[whole])
 
     def _part(self, term: int) -> Part | None:
         form = self.terms.forms[term] if term != ABSENT else None

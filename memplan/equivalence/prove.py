@@ -23,11 +23,10 @@ runs as often as it did, and in the same order among its kind. What the referenc
 goes with the terms, so the other graph's own statements are never believed.
 
 **Rules** are few and each proves a family: a fence, a shortened view, Dropout rebuilt from its
-mask, a mask read from an output, a packed mask (every element has a bit of its own and comes back),
-whole numbers through a narrower type (interval arithmetic), chunks (axis rules: a slice is a part,
-parts joined without a gap are the whole). A rule that is wrong proves wrong files, so every one has
-files that look right and are not, and the proof has to refuse all of them
-(``tests/unit/equivalence``).
+mask, a packed mask (every element has a bit of its own and comes back), two masks joined to one,
+chunks (axis rules: a slice is a part, parts joined without a gap are the whole). A rule that is
+wrong proves wrong files, so every one has files that look right and are not, and the proof has to
+refuse all of them (``tests/unit/equivalence``).
 
 **Up to rounding.** Sums in another order are equal in arithmetic and not in bits. They are never
 *proved*: the terms concerned are listed as assumed up to rounding, and the verdict says so. Nor is

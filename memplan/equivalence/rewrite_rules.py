@@ -11,22 +11,22 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import onnx
 
-from memplan.equivalence.comparisons import COMPARISONS, compared
 from memplan.equivalence.either import either_mask
 from memplan.equivalence.loop_call import Call
 from memplan.equivalence.normal_forms import Broadcast, Converted, SizeOf, Transposed, View
 from memplan.equivalence.packed import unpacked
-from memplan.equivalence.pool_proof import first_index
-from memplan.equivalence.range_proof import added_again, narrowed_and_back
 from memplan.equivalence.terms import ABSENT, INT64, Fact, Terms
 from memplan.ops.book import ALONE, VIEWS, operator
-from memplan.ops.whole_numbers import type_bounds
 from memplan.shapes.tensor_type import FLOATS
 
 FLOAT = 1
 _DROPOUT_HAS_MODE = 12
 _UNSQUEEZE_BY_INPUT = 13
+_T = onnx.TensorProto
+_WITHOUT_ATTRIBUTES = FLOATS | {_T.BOOL, _T.INT8, _T.INT16, _T.INT32, _T.INT64}
+_WITHOUT_ATTRIBUTES |= {_T.UINT8, _T.UINT16, _T.UINT32, _T.UINT64}
 
 
 Rule = Callable[[Call], int | None]
@@ -53,15 +53,12 @@ def _identity(call: Call) -> int | None:
 
 
 def _cast(call: Call) -> int | None:
-    """A cast to the type that is there converts nothing, whatever it says of saturation; nor do two
-    to a type that holds the numbers and back."""
+    """A cast to the type that is there converts nothing, whatever it says of saturation."""
     wanted, fact = call.attributes.get("to"), call.fact()
     if fact.dtype == wanted:
         return call.read(0)
     if not isinstance(wanted, int) or _rounds_by_attribute(call):
         return None
-    if (whole := narrowed_and_back(call)) is not None:
-        return whole
     if (mask := _unpacked(call)) is not None:
         return mask
     free = call.terms.free[call.read(0)]
@@ -72,19 +69,13 @@ def _rounds_by_attribute(call: Call) -> bool:
     """Whether attributes beside the type count: they say how types of eight bits are rounded to,
     and the runtime writes them with any."""
     wanted = call.attributes["to"]
-    return set(call.attributes) != {"to"} and wanted not in FLOATS and type_bounds(wanted) is None
+    return set(call.attributes) != {"to"} and wanted not in _WITHOUT_ATTRIBUTES
 
 
 def _unpacked(call: Call) -> int | None:
     """A mask that was packed (:mod:`memplan.equivalence.packed`)."""
     found = unpacked(call)
     return None if found is None else view(call.terms, found.source, found.shape)
-
-
-def _at_least(call: Call) -> int | None:
-    """The top bit of a packed mask; else a comparison like the others."""
-    mask = _unpacked(call)
-    return compared(call) if mask is None else mask
 
 
 def _of_one(call: Call) -> int | None:
@@ -276,12 +267,6 @@ def _size(call: Call) -> int | None:
     return call.terms.of(SizeOf(source), Fact(INT64, ()), call.terms.free[source])
 
 
-def _add(call: Call) -> int | None:
-    """The first index of a plane, from its first row; or what was taken away before."""
-    found = first_index(call)
-    return added_again(call) if found is None else found
-
-
 def _mul(call: Call) -> int | None:
     """Tensors without elements are all alike. And ``Cast(mask)·x`` scaled is Dropout's output."""
     facts = (call.fact(0), call.fact(1))
@@ -350,9 +335,7 @@ _RULES: Mapping[str, Rule] = {
     "Dropout": _dropout,
     "Shape": _shape,
     "Size": _size,
-    "Add": _add,
-    **dict.fromkeys(COMPARISONS, compared),
-    "GreaterOrEqual": _at_least,
+    "GreaterOrEqual": _unpacked,
     "Mul": _mul,
     "Div": _rebuilt,
 }

@@ -36,7 +36,6 @@ _CHUNK = 1 << 22
 IN_CHUNKS = "put together from chunks"
 BY_STEPS = "a product that a loop makes step by step"
 PACKED = "made from weights that only one of the files holds as constants"
-TURNED = "a product of the same factors, transposed ahead of it or by it"
 # External data above this is not read: the same place in the same file holds the same values.
 _LARGE_BYTES = 1 << 24
 

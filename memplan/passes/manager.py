@@ -11,9 +11,7 @@ from memplan.ir.graph import Graph
 from memplan.passes.elide import Elide
 from memplan.passes.graph_pass import Pass, peak_did_not_rise
 from memplan.passes.masks import Masks
-from memplan.passes.narrow import Narrow
-from memplan.passes.order import EarlyUpdate, Order
-from memplan.passes.products import Products
+from memplan.passes.order import Order
 from memplan.passes.prune import Prune
 from memplan.passes.release import Release
 from memplan.planning.plan_file import ChunkDecision
@@ -21,26 +19,11 @@ from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import Timeline, simulate
 
-NAMES = (
-    Elide.name,
-    Prune.name,
-    Release.name,
-    Masks.name,
-    Narrow.name,
-    Order.name,
-    EarlyUpdate.name,
-)
-"""In the order in which they run; ``all`` of them."""
-ASKED = (Products.name,)
-"""Those that run where they are named: results may differ in the last bits. They run behind the
-others and chunks, before nodes are moved."""
-REWIRING = (Release.name, Masks.name, Narrow.name, Products.name)
+NAMES = (Elide.name, Prune.name, Release.name, Masks.name, Order.name)
+"""In the order in which they run."""
+REWIRING = (Release.name, Masks.name)
 """Those that let nodes compute something else, which gives the same."""
-_SPARED = (Release.name, Masks.name, Narrow.name, Order.name, EarlyUpdate.name)
-_MOVES = (Order.name, EarlyUpdate.name)
-_IN_ANY_ORDER = (Prune.name, Release.name, Masks.name)
-KNOWN = (*(name for name in NAMES if name not in _MOVES), *ASKED, *_MOVES)
-"""All names, in the order in which passes run."""
+_SPARED = (Release.name, Masks.name, Order.name)
 ALL, NONE = "all", "none"
 
 
@@ -65,7 +48,8 @@ class PassStep:
 
 def without_order(steps: tuple[PassStep, ...]) -> tuple[PassStep, ...]:
     """The steps before the nodes were moved; the same object where none was."""
-    return next((steps[:k] for k, s in enumerate(steps) if s.changed and s.name in _MOVES), steps)
+    moved = (k for k, step in enumerate(steps) if step.changed and step.name == Order.name)
+    return next((steps[:k] for k in moved), steps)
 
 
 def removed(steps: Sequence[PassStep]) -> dict[str, list[str]]:
@@ -83,20 +67,17 @@ def recorded(steps: Sequence[PassStep]) -> dict[str, list[str]]:
 
 
 def parse_passes(text: str) -> tuple[str, ...]:
-    """``all``, ``none`` or names with commas between them → names in the order in which they run.
-    ``all`` may be one of the names: those of :data:`ASKED` are not among them.
+    """``all`` or ``none`` → names in the order in which they run.
 
     Raises:
-        UsageError: a name is not that of a pass.
+        UsageError: it is neither.
     """
-    if text == NONE:
-        return ()
-    wanted = {name.strip() for name in text.split(",") if name.strip()}
-    if ALL in wanted:
-        wanted = wanted - {ALL} | {*NAMES}
-    for name in sorted(wanted.difference(KNOWN)):
-        raise UsageError(f"unknown pass '{name}'", f"passes: {', '.join(KNOWN)}; or all, or none")
-    return tuple(name for name in KNOWN if name in wanted)
+    if text not in (ALL, NONE):
+        raise UsageError(
+            f"expected all or none, got '{text}'",
+            "passes are no longer chosen one by one; one that would raise the peak is left out",
+        )
+    return NAMES if text == ALL else ()
 
 
 def make_passes(
@@ -110,17 +91,13 @@ def make_passes(
     """
     if wrt and Prune.name not in names:
         raise UsageError(
-            "--wrt requires the pass 'prune', which --passes leaves out",
-            "add prune to --passes",
+            "--wrt requires --passes all", "leave --passes out, or use 'memplan grad --wrt'"
         )
     known: dict[str, Pass] = {
         Elide.name: Elide(),
         Prune.name: Prune(wrt),
         Release.name: Release(),
         Masks.name: Masks(),
-        Narrow.name: Narrow(),
-        Products.name: Products(),
-        EarlyUpdate.name: EarlyUpdate(),
         Order.name: Order(seconds, rounds),
     }
     return tuple(known[name] for name in names)
@@ -133,21 +110,20 @@ def passes_for(
 
     A plain session optimizes what it loads, in an order of its own: nodes that are moved go
     elsewhere there, and copies that were removed may bring fusions that cost memory. There only
-    those run that change what is held, wherever it is made.
+    outputs are removed.
 
     Raises:
-        UsageError: a name is not that of a pass, or ``wrt`` is given and no pass would heed it.
+        UsageError: ``text`` is neither, or ``wrt`` is given and no pass would heed it.
     """
     names = parse_passes(text)
-    if not session.priority_order:
-        names = tuple(name for name in names if name in _IN_ANY_ORDER)
+    if session.reuse or not session.priority_order:
+        names = tuple(name for name in names if name == Prune.name)
     return make_passes(names, wrt, seconds, rounds)
 
 
 def before_orders(passes: Sequence[Pass], more: Pass) -> tuple[Pass, ...]:
-    """The passes with one more ahead of those that were asked for and those that move nodes."""
-    later = (*ASKED, *_MOVES)
-    place = next((k for k, each in enumerate(passes) if each.name in later), len(passes))
+    """The passes with one more ahead of the one that moves nodes."""
+    place = next((k for k, each in enumerate(passes) if each.name == Order.name), len(passes))
     return (*passes[:place], more, *passes[place:])
 
 

@@ -1,12 +1,11 @@
-"""The passes that move nodes: ``order`` and ``early-update``. Nothing is recomputed, so what they
-save is free.
+"""``order``: the nodes in the order with the lowest peak. Nothing is recomputed, so what it saves
+is free.
 
-``early-update`` puts every optimizer update right after the gradient that it waits for. Exporters
-write the optimizer behind the whole backward part, which keeps all gradients until then. Right
-after its gradient, an update lets go of it at once (as in LOMO: Lv et al., "Full Parameter
-Fine-tuning for Large Language Models with Limited Resources", 2023). Where an update makes more
-than it frees, as AdamW does with its two moments, that may cost memory instead; such a graph stays
-as it is.
+The search also starts from orders that it would not find, as many nodes move at once: every
+optimizer update right after the gradient that it waits for, where exporters write the optimizer
+behind the whole backward part, which keeps all gradients until then (as in LOMO: Lv et al., "Full
+Parameter Fine-tuning for Large Language Models with Limited Resources", 2023), and small results of
+large tensors, such as masks, made early (:mod:`memplan.passes.early`).
 """
 
 from __future__ import annotations
@@ -18,11 +17,12 @@ from typing import ClassVar
 from memplan.errors import PlanError
 from memplan.ir.graph import Graph, Phase
 from memplan.ir.phases import Phases
-from memplan.passes.graph_pass import Applied, peak_fell
+from memplan.passes.early import early_results
+from memplan.passes.graph_pass import Applied
 from memplan.passes.surgery import ModelEdit
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.state_memory import names_of, ordered_for_state
-from memplan.simulate.timeline import Timeline, simulate
+from memplan.simulate.timeline import Timeline
 from memplan.units import printable
 
 
@@ -39,9 +39,7 @@ class Order:
     seed: int = 0
 
     def apply(self, model: OpenModel, timeline: Timeline) -> Applied:
-        """The model in a lower order, if the search finds one (tuned sessions only)."""
-        if timeline.session.reuse or not timeline.session.priority_order:
-            return Applied(model, note="a default session chooses its own order")
+        """The model in a lower order, if the search finds one."""
         # numba is slow to import: only where an order is wanted.
         from memplan.planning.planner import PlanRequest, prepare
         from memplan.solver.order.lowest import LowestOptions, lowest_order
@@ -52,8 +50,12 @@ class Order:
         prepared = prepare(request)
         floor = prepared.floor.with_workspace
         options = LowestOptions(self.seconds, self.rounds, self.seed, floor)
-        early = early_order(model.graph, updates_of(model.phases))
-        sequence = lowest_order(prepared.encoded.problem(floor), options, [early])
+        starts = [
+            early_order(model.graph, updates_of(model.phases)),
+            early_results(timeline, alone=False),
+            early_results(timeline, alone=True),
+        ]
+        sequence = lowest_order(prepared.encoded.problem(floor), options, starts)
         return Applied(in_order(model, [int(node) for node in sequence]))
 
 
@@ -87,26 +89,6 @@ class OrderAgain:
                 )
             made.update(node.writes)
         return Applied(in_order(model, [ids[name] for name in self.names]))
-
-
-@dataclass(frozen=True, slots=True)
-class EarlyUpdate:
-    """No options. All updates move, or none."""
-
-    name: ClassVar[str] = "early-update"
-    summary: ClassVar[str] = "optimizer updates right after their gradient"
-
-    def apply(self, model: OpenModel, timeline: Timeline) -> Applied:
-        """The model with its updates moved, if the peak is lower by it."""
-        updates = updates_of(model.phases)
-        if not updates:
-            return Applied(model, note="no optimizer in the graph")
-        moved = in_order(model, early_order(model.graph, updates))
-        if moved is model:
-            return Applied(model)
-        if not peak_fell(simulate(moved.graph, timeline.session), timeline):
-            return Applied(model, note=f"{len(updates)} update nodes stay, as no peak falls")
-        return Applied(moved, note=f"{len(updates)} update nodes")
 
 
 def _no_costs(graph: Graph) -> list[float]:

@@ -16,11 +16,11 @@ from memplan.units import counted, printable
 if TYPE_CHECKING:
     from memplan.planning.plan_file import FormNode, Step, TensorDecision
 
-KEPT, RECOMPUTED, REBUILT, NARROWED = "kept", "recomputed", "rebuilt", "narrowed"
+KEPT, RECOMPUTED, REBUILT = "kept", "recomputed", "rebuilt"
 PACKED, OFFLOADED = "packed", "offloaded"
 FORMS = (PACKED, OFFLOADED)
 """Forms in which a tensor may be kept, as plan files call them."""
-DECISIONS = (KEPT, RECOMPUTED, REBUILT, NARROWED, *FORMS)
+DECISIONS = (KEPT, RECOMPUTED, REBUILT, *FORMS)
 
 EDITED = "the file was edited: take it back from version control, or plan anew with --plan-out"
 
@@ -50,7 +50,7 @@ def require_decided_as_run(tensors: Sequence[TensorDecision], sequence: Sequence
         elif again:
             possible = {(RECOMPUTED, again)}
         else:
-            possible = {(KEPT, 0), (NARROWED, 0)}
+            possible = {(KEPT, 0)}
         if said not in possible:
             found = " or ".join(sorted(_in_words(*each) for each in possible))
             raise _wrong(place, row, f"is {_in_words(*said)}, but {found} by the sequence")

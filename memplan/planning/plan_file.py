@@ -64,7 +64,7 @@ class TensorDecision:
     """What becomes of a tensor that crosses from forward into backward, or is made more than once.
 
     ``decision``: ``kept``, ``recomputed``, ``rebuilt`` (by a rule of its operator), or the form in
-    which it is kept: ``packed``, ``narrowed``, ``offloaded``. ``times``: how often it is made
+    which it is kept: ``packed``, ``offloaded``. ``times``: how often it is made
     again, in ``seconds`` together. ``chunks``: into how many it goes; None: none. ``call``: the
     call of PyTorch that made it, if the file was captured (``memplan.call``).
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from memplan.ir.graph import Graph, Phase, Tensor, TensorKind
@@ -12,7 +12,7 @@ from memplan.ir.phases import Phases
 from memplan.planning.forms.dormant import Extended
 from memplan.planning.forms.on_host import ON_HOST
 from memplan.planning.plan import Plan
-from memplan.planning.plan_decisions import KEPT, NARROWED, OFFLOADED, REBUILT, RECOMPUTED
+from memplan.planning.plan_decisions import KEPT, OFFLOADED, REBUILT, RECOMPUTED
 from memplan.planning.plan_file import FormNode, Step, TensorDecision
 from memplan.proto.metadata import CALL_KEY
 from memplan.simulate.opened import OpenModel
@@ -78,7 +78,6 @@ def tensor_rows(
     phases: Phases,
     modules: Sequence[str],
     seconds: Sequence[float],
-    narrowed: Collection[str],
     chunks: Mapping[str, int],
     origins: Mapping[str, Origin],
 ) -> tuple[TensorDecision, ...]:
@@ -90,7 +89,6 @@ def tensor_rows(
         phases: of the nodes that were planned.
         modules: of these nodes.
         seconds: by node id of the plan's graph, dormant nodes included.
-        narrowed: names of nodes that the pass ``narrow`` put in.
         chunks: into how many chunks nodes went, by name.
         origins: what the file that was given says of tensors, by their names.
     """
@@ -116,8 +114,6 @@ def tensor_rows(
             cost += sum(runs[node] * seconds[node] for node in group)
         elif again:
             decision = RECOMPUTED
-        elif maker.name in narrowed:
-            decision = NARROWED
         origin = origins.get(tensor.name, Origin())
         rows.append(
             TensorDecision(

@@ -19,7 +19,7 @@ from memplan.passes.elide import Elide
 from memplan.passes.graph_pass import Pass
 from memplan.passes.manager import PassManager
 from memplan.passes.masks import Masks
-from memplan.passes.order import EarlyUpdate, Order
+from memplan.passes.order import Order
 from memplan.passes.prune import Prune
 from memplan.passes.release import Release
 from memplan.runtime.inputs import synthesize
@@ -41,7 +41,7 @@ def half(model: OpenModel) -> tuple[str, ...]:
 
 
 def all_passes(wrt: tuple[str, ...] = ()) -> list[Pass]:
-    return [Elide(), Prune(wrt), Release(), Masks(), Order(rounds=4), EarlyUpdate()]
+    return [Elide(), Prune(wrt), Release(), Masks(), Order(rounds=4)]
 
 
 @pytest.mark.parametrize("path", each(two_of(runnable_models(), 1)))

@@ -59,7 +59,7 @@ def made(r: random.Random) -> Pair:
             "strategy": r.choice(_STRATEGIES),
             "session": "tuned" if draw < _SHARE_OF_SAMPLES else r.choice(_SESSIONS),
             "chunk": r.choice(_CHUNKS),
-            "passes": r.choice(("all", "all", "all", "none", "elide,prune,masks,narrow")),
+            "passes": r.choice(("all", "all", "all", "none")),
             "scan_recompute": r.choice(("", "all")),
         }
         budget = r.choice(_BUDGETS)

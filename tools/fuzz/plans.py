@@ -11,7 +11,7 @@ from memplan.errors import EXIT_BUG, EXIT_INFEASIBLE, EXIT_MODEL
 
 SHARES = (97, 93, 89, 85, 80, 75, 70, 65, 55, 45)  # of the peak before, in percent
 _STRATEGIES = ("greedy", "greedy", "greedy", "auto", "search{iterations=6}")
-_PASSES = ("all", "none", "none", "elide,prune")
+_PASSES = ("all", "none", "none")
 _BY_THE_CLOCK = "auto"  # what it reaches, it need not reach again
 _WORKS = re.compile(r"a budget of at least ([\d,]+) B works")
 _TRY = re.compile(r"try ([\d,]+) B, or a little more")

@@ -14,7 +14,6 @@ from memplan.api.rewrite.loop_storage import LoopStep
 from memplan.api.rewrite.proved import Proved
 from memplan.ir.graph import Graph
 from memplan.passes.manager import PassStep
-from memplan.passes.narrow import Narrow
 from memplan.passes.order import Order
 from memplan.planning.certificate import BOUND_KINDS
 from memplan.planning.plan_file import (
@@ -109,17 +108,14 @@ def tensor_decisions(source: Source, planned: Planned) -> tuple[TensorDecision, 
     graph = plan.extended.graph
     estimated = costs.estimate(graph)
     seconds = [costs.seconds.get(node.name, estimated[node.id]) for node in graph.nodes]
-    narrowed = frozenset[str]()
     pieces: Mapping[str, int] = {}
     before = planned.candidate.model
     for step in planned.steps:
-        if step.name == Narrow.name:
-            narrowed = _new(before.graph, step)
         if step.chunks:
             pieces = _pieces(_new(before.graph, step))
         before = step.model
     origins = origins_of(source.model)
-    return tensor_rows(plan, model.phases, model.modules, seconds, narrowed, pieces, origins)
+    return tensor_rows(plan, model.phases, model.modules, seconds, pieces, origins)
 
 
 def _new(before: Graph, step: PassStep) -> frozenset[str]:

@@ -24,7 +24,7 @@ from memplan.errors import EXIT_BUG, InfeasibleError, MemplanError, PlanError, U
 from memplan.passes.chunk.asked import NAME as CHUNK
 from memplan.passes.chunk.chunk_replay import ChunkReplay
 from memplan.passes.graph_pass import Pass
-from memplan.passes.manager import KNOWN, PassManager, PassStep, make_passes
+from memplan.passes.manager import NAMES, PassManager, PassStep, make_passes
 from memplan.passes.order import Order, OrderAgain
 from memplan.passes.prune import Prune
 from memplan.planning.apply import apply_plan
@@ -240,10 +240,10 @@ def _steps(candidate: Candidate, goal: Goal, plan: PlanFile) -> tuple[PassStep, 
     model, timeline = candidate.model, candidate.timeline
     steps: list[PassStep] = []
     for place, decision in enumerate(plan.passes):
-        if decision.name not in (*KNOWN, CHUNK):
+        if decision.name not in (*NAMES, CHUNK):
             raise PlanError(
                 f"the plan's passes[{place}]: unknown pass '{printable(decision.name)}'",
-                f"passes: {', '.join((*KNOWN, CHUNK))}",
+                f"passes of this version: {', '.join((*NAMES, CHUNK))}; {_ANEW}",
             )
         step = PassStep(decision.name, model, timeline, changed=False, note="left out, as planned")
         if decision.changed:

@@ -26,7 +26,6 @@ from memplan.ops.sharp_edges import (
     wrong_optimizers,
 )
 from memplan.passes.chunk.choose_chunks import ChunkRegions
-from memplan.passes.chunk.chunk_cache import ChunkCache
 from memplan.passes.chunk.chunk_layers import ChunkLayers
 from memplan.passes.loops.choose_storage import FIT, NONE
 from memplan.planning.plain.as_loaded import as_loaded, changes_at_load
@@ -39,7 +38,7 @@ from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.timeline import Timeline
 from memplan.solver.strategies.checkpoints import Collection
 
-_CHUNKS = {made.kind: made for made in (ChunkRegions, ChunkLayers, ChunkCache)}
+_CHUNKS = {made.kind: made for made in (ChunkRegions, ChunkLayers)}
 _LOADS = 4  # how often a model is optimized that goes on changing
 HELD_NOTE = (
     "planned and written as ONNX Runtime holds the model on the CPU once it is loaded, with the "
@@ -73,7 +72,7 @@ class Candidate:
     analysis: Analysis
     loops: tuple[LoopStep, ...] = ()
     least_cost: float = 0.0
-    chunk: ChunkRegions | ChunkLayers | ChunkCache | None = None
+    chunk: ChunkRegions | ChunkLayers | None = None
 
     @property
     def kind(self) -> str:

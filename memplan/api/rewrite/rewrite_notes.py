@@ -7,16 +7,12 @@ from memplan.api.rewrite.goal import Goal, Source
 from memplan.api.rewrite.offload_rewrite import OffloadReport
 from memplan.api.rewrite.proved import Proved
 from memplan.equivalence.prove import Equivalence
-from memplan.equivalence.terms import IN_CHUNKS, TURNED
-from memplan.passes.chunk.asked import CACHE, NONE
+from memplan.equivalence.terms import IN_CHUNKS
 from memplan.passes.chunk.asked import NAME as CHUNK
+from memplan.passes.chunk.asked import NONE
 from memplan.units import counted
 
 _REDRAWN = "random operators without a seed draw different numbers than the original"
-_TURNED = (
-    "products: a factor of some is transposed ahead of them, so the last bits may differ where a "
-    "thread computes 64 columns or fewer; validate judges with a tolerance"
-)
 
 
 def rewrite_notes(
@@ -41,7 +37,6 @@ def rewrite_notes(
         *proved.notes,
         *((_REDRAWN,) if proved.equivalence.redrawn else ()),
         *_chunk_notes(goal, planned, proved.equivalence),
-        *((_TURNED,) if TURNED in proved.equivalence.rounding else ()),
         *_cost_notes(planned, goal),
     )
 
@@ -97,8 +92,6 @@ def _chunk_time_notes(planned: Planned, place: int) -> tuple[str, ...]:
         f"chunks: {counted(added, 'more node')}; their starts, slices, joins and smaller products "
         f"take {100 * planned.chunk_cost:.2f}% more time (estimated), within that above"
     )
-    if planned.candidate.kind == CACHE:
-        return (f"{found}; what the cache saves is not in the estimate",)
     if len(planned.tried) == 1:
         return (found,)
     return (found, f"chunks: the best of {len(planned.tried)} ({'; '.join(planned.tried)})")

@@ -12,7 +12,7 @@ from memplan.simulate.timeline import Timeline
 NAME = "chunk"
 """Of every pass that makes chunks."""
 AUTO, NONE = "auto", "none"
-REGIONS, LAYERS, CACHE = "regions", "layers", "cache"
+REGIONS, LAYERS = "regions", "layers"
 FEW = (2, 4)
 """Chunks of layers that are tried beside the number that holds a budget by itself: products of more
 rows are faster, and recomputation may do the rest."""
@@ -22,7 +22,7 @@ OLDEST_OPSET = 13
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """``kinds``: what may go into chunks, ``REGIONS``, ``LAYERS`` or ``CACHE``; ``optional``: only
+    """``kinds``: what may go into chunks, ``REGIONS`` or ``LAYERS``; ``optional``: only
     where it makes a plan cheaper; ``count``: how many chunks, 0: as many as are good."""
 
     kinds: tuple[str, ...]
@@ -38,7 +38,7 @@ class Asked:
 
 
 def parse_chunks(text: str) -> Asked | None:
-    """``auto``, ``regions``, ``layers``, ``cache`` or a number of chunks; None: no chunks.
+    """``auto``, ``regions``, ``layers`` or a number of chunks; None: no chunks.
 
     Raises:
         UsageError: it is none of these, nor ``none``.
@@ -47,12 +47,12 @@ def parse_chunks(text: str) -> Asked | None:
         return None
     if text == AUTO:
         return Asked((LAYERS, REGIONS), optional=True)
-    if text in (REGIONS, LAYERS, CACHE):
+    if text in (REGIONS, LAYERS):
         return Asked((text,))
     if not text.isdecimal() or int(text) < COUNTS[0]:
         raise UsageError(
             f"expected a number of chunks, got '{text}'",
-            f"{AUTO}, {REGIONS}, {LAYERS}, {CACHE}, {NONE} or a number from {COUNTS[0]} on",
+            f"{AUTO}, {REGIONS}, {LAYERS}, {NONE} or a number from {COUNTS[0]} on",
         )
     return Asked((REGIONS, LAYERS), count=int(text))
 

@@ -19,7 +19,7 @@ from helpers.graphs import TUNED, open_text
 from memplan.passes.elide import Elide
 from memplan.passes.graph_pass import Pass
 from memplan.passes.manager import PassManager, PassStep
-from memplan.passes.order import EarlyUpdate, Order
+from memplan.passes.order import Order
 from memplan.passes.prune import Prune
 from memplan.passes.release import Release
 from memplan.runtime.inputs import synthesize
@@ -47,7 +47,6 @@ CASES = {
     "prune_wrt": Golden("prune", Prune(("w",)), 5124, 2564, ("v_new", "v_m_new"), ("v_m", "rate")),
     "release": Golden("release", Release(), 744, 472),
     "order": Golden("order", Order(rounds=3), 4352, 2560),
-    "early_update": Golden("early_update", EarlyUpdate(), 4108, 3592),
 }
 
 

@@ -12,13 +12,13 @@ from helpers.state_graphs import state_step
 from memplan.api.state_modes import settled
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.passes.manager import PassManager
-from memplan.passes.masks import Masks
+from memplan.passes.order import Order
 from memplan.passes.release import Release
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.timeline import simulate
 
-# One mask reads a view of the old value, the other what an activation reads.
+# One mask reads a view of the old value, the other may be made early.
 MASKED = """g (float[16, 16] x, float[16, 16] w) => (float[16, 16] w_new, float[16, 16] y)
 <float zero = {0}, int64[2] shape = {16, 16}>
 { [view] v = Reshape(w, shape) [a] a = MatMul(x, v) [act] r = Relu(a) [b] b = Exp(r) [c] c = Sin(b)
@@ -44,8 +44,8 @@ def test_pairs_stay_in_place(seed: int | None) -> None:
     model = in_place(parse(MASKED) if seed is None else state_step(seed, layers=8))
     before = pairs_of(model)
     first = simulate(model.graph, TUNED)
-    steps = PassManager([Release(), Masks()]).run(model, first)
+    steps = PassManager([Release(), Order(rounds=2)]).run(model, first)
     after = steps[-1].model
-    assert pairs_of(after) == before
-    assert not unsafe_pairs(after.prepared.proto, before)
-    assert seed is not None or [step.changed for step in steps[:2]] == [True, True]
+    assert pairs_of(after).items() >= before.items()  # another order may let more lie in place
+    assert not unsafe_pairs(after.prepared.proto, pairs_of(after))
+    assert seed is not None or [step.changed for step in steps] == [True, True]

@@ -4,51 +4,53 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.graphs import TUNED, open_text
+from helpers.graphs import REUSING, TUNED, open_text
 from helpers.passes import STEP, TWO_WIDE
 from memplan.errors import UsageError
 from memplan.passes.elide import Elide
 from memplan.passes.graph_pass import Applied
 from memplan.passes.manager import (
-    KNOWN,
     NAMES,
     PassManager,
     make_passes,
     parse_passes,
+    passes_for,
     recorded,
     removed,
     without_order,
 )
 from memplan.passes.masks import Masks
-from memplan.passes.narrow import Narrow
-from memplan.passes.order import EarlyUpdate, Order, in_order
+from memplan.passes.order import Order, in_order
 from memplan.passes.prune import Prune
 from memplan.passes.release import Release
 from memplan.simulate.opened import OpenModel
+from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, simulate
+
+PLAIN = session_kind("default")
 
 
 def test_passes_by_name() -> None:
     assert parse_passes("all") == NAMES
-    assert NAMES == ("elide", "prune", "release", "masks", "narrow", "order", "early-update")
+    assert NAMES == ("elide", "prune", "release", "masks", "order")
     assert parse_passes("none") == ()
-    assert parse_passes("order, elide") == ("elide", "order")
-    with pytest.raises(UsageError, match="unknown pass 'fuse'") as caught:
-        parse_passes("elide,fuse")
-    assert caught.value.hint == f"passes: {', '.join(KNOWN)}; or all, or none"
-    assert parse_passes("products,all") == KNOWN
-    assert (*NAMES[:5], "products", "order", "early-update") == KNOWN
-    with pytest.raises(UsageError, match="--passes leaves out"):
+    with pytest.raises(UsageError, match="expected all or none, got 'elide,prune'") as caught:
+        parse_passes("elide,prune")
+    assert "no longer chosen one by one" in caught.value.hint
+    with pytest.raises(UsageError, match="--wrt requires --passes all"):
         make_passes(("elide",), ("a",))
     assert [type(p) for p in make_passes(NAMES, ("a",), 1.5)] == [
         Elide,
         Prune,
         Release,
         Masks,
-        Narrow,
         Order,
-        EarlyUpdate,
     ]
+
+
+@pytest.mark.parametrize("session", [REUSING, PLAIN])
+def test_only_outputs_are_removed_where_the_runtime_orders_or_reuses(session: SessionKind) -> None:
+    assert [type(p) for p in passes_for(session, "all", (), 1.0)] == [Prune]
 
 
 def test_a_pass_that_raises_the_peak_is_undone() -> None:
@@ -74,9 +76,7 @@ def test_steps_record_what_is_gone() -> None:
         Prune(("enc*",)),
         Release(),
         Masks(),
-        Narrow(),
         Order(rounds=2),
-        EarlyUpdate(),
     ]
     steps = PassManager(passes).run(model, simulate(model.graph, TUNED))
     assert removed(steps) == {

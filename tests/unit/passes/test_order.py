@@ -1,14 +1,10 @@
-"""Orders without recomputation, and early updates."""
+"""Orders without recomputation."""
 
 from __future__ import annotations
 
 from helpers.graphs import TUNED, open_text
 from helpers.passes import STEP, TWO_WIDE, applied, nodes
-from memplan.passes.manager import (
-    PassManager,
-)
-from memplan.passes.order import EarlyUpdate, Order, early_order, in_order
-from memplan.simulate.session import session_kind
+from memplan.passes.order import Order, early_order, in_order
 from memplan.simulate.timeline import simulate
 
 
@@ -18,14 +14,6 @@ def test_an_order_without_recomputation() -> None:
     assert simulate(model.graph, TUNED).dynamic_peak_bytes == 6 * 1024
     assert applied(TWO_WIDE, Order(rounds=3), Order(rounds=3)) is not model
     assert nodes(applied(TWO_WIDE, Order(rounds=3), Order(rounds=3))) == "p r q s t"
-
-
-def test_a_default_session_keeps_its_order() -> None:
-    model = open_text(TWO_WIDE)
-    timeline = simulate(model.graph, session_kind("default"))
-    step = PassManager([Order()]).run(model, timeline)[0]
-    assert step.model is model
-    assert step.note == "a default session chooses its own order"
 
 
 def test_the_given_order_is_the_model_itself() -> None:
@@ -40,12 +28,3 @@ def test_updates_run_as_soon_as_their_gradients_are_there() -> None:
     updates = {place[name] for name in ("tick", "me", "de", "ue", "md", "dd", "ud")}
     order = [model.graph.nodes[n].name for n in early_order(model.graph, updates)]
     assert " ".join(order) == ("enc act dec loss seed gd md tick dd ud gr sign gh ge me de ue")
-    step = PassManager([EarlyUpdate()]).run(model, simulate(model.graph, TUNED))[0]
-    assert (nodes(step.model) == " ".join(order)) == step.changed
-
-
-def test_without_an_optimizer_nothing_is_early() -> None:
-    model = open_text(TWO_WIDE)
-    found = EarlyUpdate().apply(model, simulate(model.graph, TUNED))
-    assert found.model is model
-    assert found.note == "no optimizer in the graph"

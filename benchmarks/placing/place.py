@@ -6,7 +6,7 @@ is what a placement needs. Sizes are bytes and are not rounded.
 
 First best-fit and first-fit from several orders (:mod:`benchmarks.placing.fit`); where that
 misses the goal, a branch-and-bound search (:mod:`benchmarks.placing.branch`). Nothing here knows of
-ONNX. ONNX Runtime places otherwise (:mod:`memplan.simulate.arena`), so no command offers this.
+ONNX. ONNX Runtime places otherwise (:mod:`memplan.simulate.pattern`), so no command offers this.
 """
 
 from __future__ import annotations

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from memplan.errors import UsageError
 from memplan_cli.command import memplan_command
-from memplan_cli.progress import points_progress, waiting
+from memplan_cli.progress import waiting
 from memplan_cli.shared_options import (
     PATH,
     Report,
@@ -27,13 +26,10 @@ from memplan_cli.shared_options import (
 
 if TYPE_CHECKING:
     from memplan.api.analysis import Analysis
-    from memplan.api.sweep.sweep_result import SweepPoint
 
 # Lines that a report takes beside its list of tensors, and the shortest list on a small terminal.
 _LINES_BESIDE_TENSORS = 35
 _FEWEST_TENSORS = 5
-# Forms of other programs, which say what is alive when and nothing else.
-_OF_ONE_STEP = ("chrome-trace", "torch-snapshot")
 
 
 @memplan_command(
@@ -55,12 +51,7 @@ _OF_ONE_STEP = ("chrome-trace", "torch-snapshot")
     show_default=True,
     help="List this many tensors (fewer by default on a small terminal).",
 )
-@click.option(
-    "--frontier",
-    is_flag=True,
-    help="Also plan for a dozen budgets and show the extra time of each.",
-)
-@report_options("text", "json", "html", "chrome-trace", "torch-snapshot")
+@report_options("text", "json", "html", "torch-snapshot")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -71,7 +62,6 @@ def command(
     provider: str,
     state: tuple[str, ...],
     top: int,
-    frontier: bool,
     report: Report,
 ) -> int:
     """Account for every byte of MODEL's peak, and say why each is still in memory.
@@ -81,48 +71,22 @@ def command(
     from memplan.api.analysis import analyze
 
     report.guard(model)
-    if frontier:
-        _refuse_unshown(report.form)
-    if frontier and session != "tuned":
-        raise UsageError("--frontier plans for tuned sessions only", "leave --session out")
     with waiting(report, f"analyzing {model.name}"):
         analysis = analyze(
             model, bound(dims), session=session, provider=provider, loss=loss, state=state
         )
-    points: tuple[SweepPoint, ...] = ()
-    if frontier:
-        from memplan.api.sweep import frontier as view
-
-        with points_progress(report) as progress:
-            points = view.find_frontier(analysis, model, loss, state, progress)
     if report.form == "json":
-        result = analysis.as_json()
-        if points:
-            result["frontier"] = [view.frontier_json(point) for point in points]
-        report.emit_json(result)
+        report.emit_json(analysis.as_json())
     elif report.form == "text":
         if ctx.get_parameter_source("top") is ParameterSource.DEFAULT:
             top = _fitting(top, report)
-        report.emit(_text(analysis, points, top, report))
+        report.emit(_text(analysis, top, report))
     else:
-        report.emit(_exported(analysis, points, top, report.form))
+        report.emit(_exported(analysis, top, report.form))
     return 0
 
 
-def _refuse_unshown(form: str) -> None:
-    """Refuse work that would take its time and then not be in the result.
-
-    Raises:
-        UsageError: the form has no place for a frontier.
-    """
-    if form in _OF_ONE_STEP:
-        raise UsageError(
-            f"--format {form} holds the memory of one step and cannot hold --frontier",
-            "text, json and html can",
-        )
-
-
-def _text(analysis: Analysis, points: tuple[SweepPoint, ...], top: int, report: Report) -> str:
+def _text(analysis: Analysis, top: int, report: Report) -> str:
     from memplan.report.terminal.analysis_text import headline, render
     from memplan.report.terminal.tables import line
 
@@ -130,7 +94,7 @@ def _text(analysis: Analysis, points: tuple[SweepPoint, ...], top: int, report: 
     if report.quiet:
         return report.text_of(answer)
     details = report.details or report.output is not None
-    text = report.text_of(render(analysis, points, top=top, details=details))
+    text = report.text_of(render(analysis, top=top, details=details))
     height = _screen_lines(report)
     if height is not None and text.count("\n") >= height:
         # The first line has left the screen; the answer is to be the last thing to be seen.
@@ -153,17 +117,11 @@ def _screen_lines(report: Report) -> int | None:
     return shutil.get_terminal_size().lines
 
 
-def _exported(
-    analysis: Analysis, points: tuple[SweepPoint, ...], top: int, form: str
-) -> str | bytes:
+def _exported(analysis: Analysis, top: int, form: str) -> str | bytes:
     if form == "html":
         from memplan.report.html.page import analysis_html
 
-        return analysis_html(analysis, top=top, points=points)
-    if form == "chrome-trace":
-        from memplan.report.chrome_trace import chrome_trace
-
-        return chrome_trace(analysis)
+        return analysis_html(analysis, top=top)
     from memplan.report.torch_snapshot import torch_snapshot
 
     return torch_snapshot(analysis)

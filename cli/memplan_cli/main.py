@@ -44,7 +44,7 @@ COMMANDS = {
     "diff": "Explain why one model needs more memory than another.",
     "grad": "Turn a forward graph into a training graph.",
     "lower": "Convert an onnxruntime-training graph to standard operators.",
-    "plan-as": "Print a plan as a checkpoint policy for PyTorch, JAX or MaxText.",
+    "plan-as": "Print a plan as a checkpoint policy for PyTorch.",
     "profile": "Measure how long each node takes, for 'rewrite --costs'.",
     "rewrite": "Rewrite a training graph to fit a memory budget.",
     "run": "Train with a training step: data in, losses and checkpoints out.",

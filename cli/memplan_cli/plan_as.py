@@ -10,30 +10,27 @@ from memplan_cli.command import memplan_command
 from memplan_cli.shared_options import PATH, Report, report_options
 
 SCHEMA = "memplan.policy/1"
-# Those of memplan.report.policies.targets, which a help text need not import.
-TARGETS = ("torch", "jax", "maxtext")
 
 
 @memplan_command(
     "plan-as",
     "memplan plan-as torch plan.json -o checkpoints.py",
-    "memplan plan-as maxtext plan.json",
 )
-@click.argument("target", type=click.Choice(TARGETS))
+@click.argument("target", type=click.Choice(["torch"]))
 @click.argument("plan", type=PATH)
 @report_options(output="Write the policy to this file; - is stdout.  [default: stdout]")
 def command(target: str, plan: Path, report: Report) -> int:
-    """Print a PLAN as a checkpoint policy for PyTorch, JAX or MaxText.
+    """Print a PLAN as a checkpoint policy for PyTorch.
 
-    PLAN is a file from 'memplan rewrite --plan-out', made for a step from 'memplan capture'. torch
-    gives a Python module that checkpoints the model's modules, jax gives names and policies, and
-    maxtext gives settings in YAML. stderr and the file say what a policy cannot express.
+    PLAN is a file from 'memplan rewrite --plan-out', made for a step from 'memplan capture'. The
+    policy is a Python module that checkpoints the model's modules. stderr and the file say what it
+    cannot express.
     """
     from memplan.planning.plan_file import read_plan
-    from memplan.report.policies.targets import policy_for
+    from memplan.report.policies.torch_policy import torch_policy
 
     report.guard(plan)
-    policy = policy_for(target, read_plan(plan))
+    policy = torch_policy(read_plan(plan))
     if report.form == "json":
         fields = {"schema": SCHEMA, "target": target, "text": policy.text}
         report.emit_json({**fields, "notes": list(policy.notes)})

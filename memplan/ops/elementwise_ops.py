@@ -74,19 +74,18 @@ _VARIADIC = Operator(
     overwrites=(0, 1),
     in_passes=True,
     scratch=_variadic,
-    scratch_first=True,
 )
 
 OPERATORS: Mapping[str, Operator] = {
     **dict.fromkeys((f":{op}" for op in _PLAIN), Operator(axes=by_element)),
     **dict.fromkeys((":Add", ":Sub", ":Mul", ":Div"), Operator(axes=by_element, overwrites=(0, 1))),
     **dict.fromkeys((":Sum", ":Max", ":Min"), _VARIADIC),
-    ":Mean": Operator(axes=by_element, scratch=_variadic, scratch_first=True),
+    ":Mean": Operator(axes=by_element, scratch=_variadic),
     ":Neg": Operator(axes=by_element, overwrites=(0,)),
     # A copy of a buffer onto itself, which kernels leave out.
     ":Identity": Operator(axes=by_element, moves=True, overwrites=(0,)),
     # It computes into temporaries before it writes.
-    ":Where": Operator(axes=by_element, overwrites=(1, 2), scratch=_where, scratch_first=True),
+    ":Where": Operator(axes=by_element, overwrites=(1, 2), scratch=_where),
     **dict.fromkeys(("com.microsoft:Gelu", "com.microsoft:QuickGelu"), Operator(axes=by_element)),
     "com.microsoft:BiasGelu": Operator(axes=by_element, scratch=_once_output),
     "com.microsoft:FastGelu": Operator(axes=by_element, scratch=_bias_once_output),

@@ -67,7 +67,6 @@ class Operator:
         in_passes: with more than two inputs it goes over the output several times.
         into_sequence: it may put what it reads into a sequence without a copy.
         scratch, scratch_cuda: what the CPU's, or CUDA's, kernel takes while it runs.
-        scratch_first: the kernel takes it before it asks for its output.
         scratch_in_halves: in two equal requests.
 
     Outputs and inputs:
@@ -102,7 +101,6 @@ class Operator:
     into_sequence: bool = False
     scratch: Formula | None = None
     scratch_cuda: Formula | None = None
-    scratch_first: bool = False
     scratch_in_halves: bool = False
     optional_outputs: tuple[int, ...] = ()
     listed_outputs: int = 1

@@ -2,28 +2,29 @@
 
 The layout is that of ``torch.cuda.memory._snapshot()`` as far as the viewer reads it (source:
 ``torch/utils/viz/MemoryViz.js``): plain dicts, lists, strings and integers in pickle protocol 4.
-Addresses come from the simulated BFC arena, so its fragmentation shows. Initializers and graph
-inputs stand in a segment of their own and have no events: they are there before the run.
+Addresses are places in ONNX Runtime's memory pattern (:mod:`memplan.simulate.pattern`), so its
+fragmentation shows. Initializers and graph inputs stand in a segment of their own and have no
+events: they are there before the run.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
 from memplan.api.analysis import Analysis
-from memplan.ir.graph import ABSENT, Tensor
+from memplan.ir.graph import Tensor
 from memplan.simulate.allocation import Buffer, is_resident
-from memplan.simulate.arena import ArenaRun, Region, simulate_arena
-from memplan.simulate.free_space import ALIGNMENT
+from memplan.simulate.free_space import rounded
+from memplan.simulate.pattern import pattern_block
 
 _DEVICE = 0
 _STREAM = 0
 _PROTOCOL = 4
-_RESIDENT_ADDRESS = 1 << 40
-"""Well below the regions of the simulated arena."""
+# Segments lie far apart: resident tensors, the block of the memory pattern, graph outputs.
+_RESIDENT_ADDRESS, _BLOCK_ADDRESS, _OUTPUT_ADDRESS = 1 << 40, 1 << 44, 1 << 46
 
 Frames = list[dict[str, object]]
 Record = dict[str, object]
@@ -36,13 +37,9 @@ def torch_snapshot(analysis: Analysis) -> bytes:
     ``line`` of a frame is the step. Graph outputs are still allocated at the end. Tensors inside
     control-flow bodies have no events.
     """
-    arena = simulate_arena(analysis.timeline)
     frames = _FrameBook(analysis)
-    segments = [*_resident_segment(analysis, frames), *_arena_segments(analysis, arena, frames)]
-    content = {
-        "segments": segments,
-        "device_traces": [_events(analysis, arena, frames)],
-    }
+    segments = [*_resident_segment(analysis, frames), *_run_segments(analysis, frames)]
+    content = {"segments": segments, "device_traces": [_events(analysis, frames)]}
     return pickle.dumps(content, protocol=_PROTOCOL)
 
 
@@ -92,10 +89,23 @@ class _FrameBook:
         return [{"name": name, "filename": self.filename, "line": line}]
 
 
-def _events(analysis: Analysis, arena: ArenaRun, frames: _FrameBook) -> list[Record]:
-    """Allocations and releases in the order in which the run makes them."""
+def _addresses(analysis: Analysis) -> Mapping[int, int]:
+    """Where buffers lie, by id; none for what is empty."""
     allocation = analysis.timeline.allocation
-    placed = [b for b in allocation.buffers if arena.addresses[b.id] != ABSENT]
+    offsets = pattern_block(allocation).offsets
+    found, end = {}, _OUTPUT_ADDRESS
+    for buffer in allocation.buffers:
+        if not buffer.nbytes:
+            continue
+        found[buffer.id] = end if buffer.is_output else _BLOCK_ADDRESS + offsets[buffer.id]
+        end += rounded(buffer.nbytes) if buffer.is_output else 0
+    return found
+
+
+def _events(analysis: Analysis, frames: _FrameBook) -> list[Record]:
+    """Allocations and releases in the order in which the run makes them."""
+    addresses = _addresses(analysis)
+    placed = [b for b in analysis.timeline.allocation.buffers if b.id in addresses]
     released = [b for b in placed if not b.is_output]
     # At equal steps a node allocates its outputs (1) after the step before released (0).
     moments = [(b.birth, 1, b.id, b) for b in placed]
@@ -105,7 +115,7 @@ def _events(analysis: Analysis, arena: ArenaRun, frames: _FrameBook) -> list[Rec
         events.append(
             {
                 "action": "alloc" if allocates else "free_completed",
-                "addr": arena.addresses[buffer.id],
+                "addr": addresses[buffer.id],
                 "size": buffer.nbytes,
                 "stream": _STREAM,
                 "time_us": step if allocates else step - 1,
@@ -118,9 +128,7 @@ def _events(analysis: Analysis, arena: ArenaRun, frames: _FrameBook) -> list[Rec
 def _resident_segment(analysis: Analysis, frames: _FrameBook) -> Iterator[Record]:
     """One segment with a block per initializer and graph input; none without any."""
     blocks = [
-        _Block(
-            -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT, tensor.nbytes, frames.of_resident(tensor)
-        )
+        _Block(rounded(tensor.nbytes), tensor.nbytes, frames.of_resident(tensor))
         for tensor in analysis.graph.tensors
         if is_resident(tensor) and tensor.nbytes
     ]
@@ -128,32 +136,19 @@ def _resident_segment(analysis: Analysis, frames: _FrameBook) -> Iterator[Record
         yield _segment(_RESIDENT_ADDRESS, blocks)
 
 
-def _arena_segments(analysis: Analysis, arena: ArenaRun, frames: _FrameBook) -> Iterator[Record]:
-    """The regions of the arena as they are after the run: outputs in use, the rest free."""
-    placed = [
-        buffer
-        for buffer in analysis.timeline.allocation.buffers
-        if buffer.is_output and arena.addresses[buffer.id] != ABSENT
+def _run_segments(analysis: Analysis, frames: _FrameBook) -> Iterator[Record]:
+    """The block, free when the run has ended, and the outputs, which are in use."""
+    allocation = analysis.timeline.allocation
+    nbytes = pattern_block(allocation).block_bytes
+    if nbytes:
+        yield _segment(_BLOCK_ADDRESS, [_Block(nbytes, 0, [])])
+    outputs = [
+        _Block(rounded(buffer.nbytes), buffer.nbytes, frames.of_buffer(buffer))
+        for buffer in allocation.buffers
+        if buffer.is_output and buffer.nbytes
     ]
-    placed.sort(key=lambda buffer: arena.addresses[buffer.id])
-    for region in arena.regions:
-        end = region.address + region.nbytes
-        inside = [b for b in placed if region.address <= arena.addresses[b.id] < end]
-        yield _segment(region.address, list(_chunks(region, inside, arena, frames)))
-
-
-def _chunks(
-    region: Region, outputs: Sequence[Buffer], arena: ArenaRun, frames: _FrameBook
-) -> Iterator[_Block]:
-    at = region.address
-    for buffer in outputs:
-        address = arena.addresses[buffer.id]
-        if address > at:
-            yield _Block(address - at, 0, [])
-        yield _Block(arena.chunk_bytes[buffer.id], buffer.nbytes, frames.of_buffer(buffer))
-        at = address + arena.chunk_bytes[buffer.id]
-    if at < region.address + region.nbytes:
-        yield _Block(region.address + region.nbytes - at, 0, [])
+    if outputs:
+        yield _segment(_OUTPUT_ADDRESS, outputs)
 
 
 def _segment(address: int, blocks: list[_Block]) -> Record:

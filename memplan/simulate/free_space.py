@@ -1,5 +1,4 @@
-"""Free stretches of memory, for what places buffers as ONNX Runtime does: the arena and the memory
-pattern."""
+"""Free stretches of memory, for placing buffers as ONNX Runtime's memory pattern does."""
 
 from __future__ import annotations
 

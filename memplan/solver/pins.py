@@ -241,7 +241,7 @@ def block_bytes(
     next_dead: Ints,
     first_dead: Ints,
 ) -> int:
-    """The block that the memory pattern holds (:func:`memplan.simulate.arena.pattern_block`)."""
+    """The block that the memory pattern holds (:func:`memplan.simulate.pattern.pattern_block`)."""
     arrays, nodes = session.arrays, len(session.leaf)
     for step in range(length):
         node = order[step]

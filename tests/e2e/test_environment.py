@@ -111,14 +111,14 @@ def test_an_interrupt_inside_compiled_code_is_an_interrupt(
     def interrupted(*arguments: object, **options: object) -> None:
         raise SystemError("returned a result with an exception set") from KeyboardInterrupt()
 
-    monkeypatch.setattr("memplan.api.sweep.frontier.find_frontier", interrupted)
-    assert inside("analyze", MODEL, "--frontier").returncode == EXIT_INTERRUPTED
+    monkeypatch.setattr("memplan.api.analysis.analyze", interrupted)
+    assert inside("analyze", MODEL).returncode == EXIT_INTERRUPTED
 
     def failed(*arguments: object, **options: object) -> None:
         raise SystemError("something else")
 
-    monkeypatch.setattr("memplan.api.sweep.frontier.find_frontier", failed)
-    assert inside("analyze", MODEL, "--frontier").returncode == 70
+    monkeypatch.setattr("memplan.api.analysis.analyze", failed)
+    assert inside("analyze", MODEL).returncode == 70
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers.effort import tries
-from helpers.models import SAMPLES, each, runnable_models
-from helpers.originals import THREADS, original
+from helpers.models import each, runnable_models
+from helpers.originals import original
 from helpers.random_graphs import models
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.run_child import profiled_runs
 from memplan.runtime.session_options import session_options
 from memplan.shapes.prepare import prepare
-from memplan.simulate.arena import simulate_arena
 from memplan.simulate.opened import opened
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import simulate
@@ -33,7 +31,6 @@ QUIET = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-ARENAS = ("mlp_adamw", "lstm", "gpt_dropout")
 UNFUSED_DEFAULT = SessionKind("default", "cpu", priority_order=False, reuse=True)
 
 
@@ -85,14 +82,3 @@ def test_real_training_graphs(path: Path) -> None:
     if not model.graph.bodies:
         steps = [node.nbytes - measured.base_bytes for node in measured.nodes]
         assert steps == timeline.dynamic.tolist()
-
-
-@pytest.mark.parametrize("path", each(SAMPLES / f"{n}.onnx" for n in ARENAS))
-def test_arena_held_is_what_the_profiler_reports(path: Path) -> None:
-    """Two runs, as :mod:`memplan.runtime.run_child` makes them: it drops the first one's
-    outputs."""
-    kind = replace(session_kind("tuned"), threads=THREADS)
-    timeline = simulate(original(path).model.graph, kind)
-    run = simulate_arena(timeline, runs=2, keep_outputs=False)
-    found = original(path).tuned
-    assert found.arena_bytes - found.base_bytes == run.held_bytes - run.reserved_bytes

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from memplan.api.analysis import Analysis
 from memplan.ir.graph import Phase
-from memplan.report.chrome_trace import class_series
 from memplan.report.html.sections import tensor_data
 from memplan.report.html.short_names import NameTable, shorten
+from memplan.simulate.allocation import is_resident
 from memplan.simulate.explain import Explainer, TensorClass
 from memplan.simulate.timeline import Bytes
 from memplan.units import format_bytes
@@ -39,6 +39,30 @@ HEADROOM = 1.13
 """What a chart has above its highest point."""
 _GRID_LINES = 6
 _BAND_WITH_LABEL = 0.055
+
+
+def class_series(explainer: Explainer) -> dict[TensorClass, Bytes]:
+    """Bytes per class in memory at every step; classes that are never there are left out.
+
+    The classes of a step sum to the dynamic and the resident bytes of the timeline. Bytes inside
+    control-flow bodies count as activations, as in :meth:`Explainer.by_class`.
+    """
+    timeline = explainer.timeline
+    steps = len(timeline.order)
+    change = {name: np.zeros(steps + 1, dtype=np.int64) for name in TensorClass}
+    for tensor in timeline.graph.tensors:
+        if is_resident(tensor):
+            change[explainer.class_of(tensor)][0] += tensor.nbytes
+    for buffer in timeline.allocation.buffers:
+        delta = change[explainer.buffer_class(buffer)]
+        delta[buffer.birth] += buffer.nbytes
+        delta[buffer.death] -= buffer.nbytes
+    series = {name: np.cumsum(delta)[:steps] for name, delta in change.items()}
+    counted = np.zeros(steps, dtype=np.int64)
+    for values in series.values():
+        counted += values
+    series[TensorClass.ACTIVATION] += timeline.dynamic + timeline.resident_bytes - counted
+    return {name: values for name, values in series.items() if values.any()}
 
 
 def kept_steps(total: Bytes, cap: int = MAX_POINTS) -> Steps:

@@ -7,7 +7,7 @@ script as JSON and is only ever set as text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,17 +22,15 @@ from memplan.report.html.chart import (
     stacked_layers,
     timeline_figure,
 )
-from memplan.report.html.document import document, figure_list, scroll, sortable_heads
+from memplan.report.html.document import document, figure_list, scroll
 from memplan.report.html.sections import module_section, narrowing_section, tensors_section
 from memplan.report.html.short_names import escape
-from memplan.simulate.arena import simulate_arena
 from memplan.simulate.explain import Live, TensorClass
-from memplan.simulate.pattern import pattern_block
 from memplan.simulate.timeline import Bytes
 from memplan.units import counted, format_bytes
 
 if TYPE_CHECKING:
-    from memplan.api.sweep.sweep_result import SweepPoint
+    pass
 
 _COLUMNS = (
     ("tensor", "text"),
@@ -47,13 +45,12 @@ _COLUMNS = (
 )
 
 
-def analysis_html(analysis: Analysis, top: int = 20, points: Sequence[SweepPoint] = ()) -> str:
+def analysis_html(analysis: Analysis, top: int = 20) -> str:
     """The analysis as a self-contained page.
 
     Args:
         analysis: what to show.
         top: how many of the tensors live at the peak to list, largest first.
-        points: those of a frontier, shown if there are any.
     """
     layers = stacked_layers(analysis)
     kept = kept_steps(sum(layers.values(), np.zeros(len(analysis.timeline.order), np.int64)))
@@ -64,7 +61,6 @@ def analysis_html(analysis: Analysis, top: int = 20, points: Sequence[SweepPoint
         _timeline_section(analysis, layers, kept),
         _live_section(analysis, top),
         tensors_section(),
-        *([_frontier_section(points)] if points else []),
         narrowing_section(analysis),
         '<div class="columns">',
         module_section(analysis.stashes),
@@ -216,59 +212,12 @@ def _cell(text: str, *, code: bool = False) -> str:
     return f'<td title="{shown}">{f"<code>{shown}</code>" if code else shown}</td>'
 
 
-def _frontier_section(points: Sequence[SweepPoint]) -> str:
-    """What budgets cost, in a table like that of the tensors."""
-    names = ("budget", "bytes", "extra time", "recomputed nodes")
-    heads = sortable_heads((name, "number") for name in names)
-    rows = "".join(f"<tr>{_frontier_cells(point)}</tr>" for point in points)
-    return (
-        "<section><h2>Frontier <small>what a budget costs; estimated; the "
-        "search is stopped by the clock, so it varies</small></h2>"
-        f'{scroll("frontier")}<table class="live"><thead><tr>{heads}</tr></thead>'
-        f"<tbody>{rows}</tbody></table>"
-        "</div></section>"
-    )
-
-
-def _frontier_cells(point: SweepPoint) -> str:
-    budget, plan = point.budget_bytes or 0, point.planned
-    cells: list[tuple[float, str]] = [(budget, format_bytes(budget)), (budget, f"{budget:,}")]
-    if plan is not None:
-        percent, clones = 100 * plan.extra_cost_fraction, plan.recomputed_nodes
-        cells += [(percent, f"{percent:.2f}%"), (clones, f"{clones:,}")]
-    else:
-        # Behind all plans, however the table is sorted by time.
-        cells += [(1e9, "no plan"), (1e9, "")]
-    return "".join(f'<td class="number" data-value="{n}">{text}</td>' for n, text in cells)
-
-
 def _notes_section(analysis: Analysis) -> str:
     notes = analysis.assumptions or ("none: every operator and shape of this graph is known",)
     return (
-        "<section><h2>At the allocator <small>ONNX Runtime's BFC arena, first run</small></h2>"
-        f"{_allocator(analysis)}"
-        f'<h2 class="second">What pins the floor</h2><p class="text">'
-        f"{escape(analysis.floor.line)}</p>"
+        f'<section><h2>What pins the floor</h2><p class="text">{escape(analysis.floor.line)}</p>'
         f'<h2 class="second">Assumptions</h2><ul class="text">{_items(notes)}</ul></section>'
     )
-
-
-def _allocator(analysis: Analysis) -> str:
-    timeline = analysis.timeline
-    arena = simulate_arena(timeline)
-    apart = arena.reserved_bytes
-    rows = [
-        ("tensors ask for", timeline.dynamic_peak_bytes),
-        ("chunks in use, rounding included", int(arena.in_use.max(initial=apart)) - apart),
-        ("held by the arena, which grows in powers of two", arena.held_bytes - apart),
-    ]
-    if analysis.session.reuse:
-        pattern = pattern_block(timeline.allocation)
-        rows.append(("second run: memory pattern and outputs", pattern.total_bytes))
-    cells = "".join(
-        f'<tr><th scope="row">{name}</th><td>{format_bytes(size)}</td></tr>' for name, size in rows
-    )
-    return f'<table class="allocator">{cells}</table>'
 
 
 def _items(texts: Iterable[str]) -> str:

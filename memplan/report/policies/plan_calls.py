@@ -14,7 +14,6 @@ from memplan.units import counted, format_bytes, listed, printable
 
 _WIDTH = 96
 AGAIN = frozenset({"recomputed", "rebuilt"})
-OFFLOADED = "offloaded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,6 @@ class PlannedCall:
     nbytes: int
     kept: bool
     beside: int = 0
-    offloaded: bool = False
 
     @property
     def family(self) -> str:
@@ -70,7 +68,6 @@ def planned_calls(plan: PlanFile) -> tuple[PlannedCall, ...]:
     """
     found: dict[str, PlannedCall] = {}
     balance: dict[str, int] = {}
-    hosts: dict[str, int] = {}
     makers: set[tuple[str, str]] = set()
     for tensor in plan.tensors:
         call = _read(tensor)
@@ -84,17 +81,12 @@ def planned_calls(plan: PlanFile) -> tuple[PlannedCall, ...]:
         makers.add((tensor.call, tensor.node))
         found[tensor.call] = replace(known, nbytes=max(known.nbytes, tensor.nbytes))
         balance[tensor.call] = balance.get(tensor.call, 0) + tensor.nbytes * (-1 if again else 1)
-        away = tensor.nbytes if tensor.decision == OFFLOADED else 0
-        hosts[tensor.call] = hosts.get(tensor.call, 0) + away
     if not found:
         raise UsageError(
             "the plan does not say which calls of PyTorch made its tensors",
             "plan a step that this version of 'memplan capture' wrote",
         )
-    return tuple(
-        replace(call, kept=balance[name] > 0, offloaded=hosts[name] > balance[name] / 2 > 0)
-        for name, call in found.items()
-    )
+    return tuple(replace(call, kept=balance[name] > 0) for name, call in found.items())
 
 
 def _read(tensor: TensorDecision) -> PlannedCall | None:
@@ -130,9 +122,9 @@ def not_told(tensors: Sequence[TensorDecision]) -> Iterator[str]:
         )
 
 
-def other_forms(tensors: Sequence[TensorDecision], also: str = "") -> Iterator[str]:
-    """Tensors in other forms, but for the form ``also``."""
-    other = [t for t in tensors if t.decision not in (*AGAIN, KEPT, also)]
+def other_forms(tensors: Sequence[TensorDecision]) -> Iterator[str]:
+    """Tensors in other forms."""
+    other = [t for t in tensors if t.decision not in (*AGAIN, KEPT)]
     for form in sorted({tensor.decision for tensor in other}):
         those = [tensor for tensor in other if tensor.decision == form]
         yield f"{_sum(those)}, {printable(form)} in the plan: not in this form ({_first(those)})"

@@ -18,7 +18,6 @@ from memplan.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from memplan.api.analysis import Analysis
-    from memplan.api.sweep.sweep_result import SweepPoint
     from memplan.simulate.pattern import LaterRuns
     from memplan.simulate.timeline import Timeline
 
@@ -37,14 +36,13 @@ def headline(analysis: Analysis) -> str:
 
 def render(
     analysis: Analysis,
-    points: Sequence[SweepPoint] = (),
     *,
     top: int = 20,
     details: bool = False,
 ) -> Group:
     """Headline, facts, classes, modules, loops, the ``top`` tensors at the peak, assumptions.
 
-    ``points`` are those of a frontier; ``details`` leaves nothing out.
+    ``details`` leaves nothing out.
     """
     parts: list[RenderableType] = [line(headline(analysis), "bold")]
     parts += [line(fact) for fact in _facts(analysis)]
@@ -58,8 +56,6 @@ def render(
     parts += section(narrowing_table(analysis))
     if top and analysis.at_peak:
         parts += section(_live_table(analysis.at_peak, top, _alone(analysis)))
-    if points:
-        parts += section(_frontier_table(points))
     above = doubt_lines(analysis)
     told = [
         note
@@ -193,22 +189,4 @@ def _live_table(live: Sequence[Live], top: int, alone: str) -> Table:
             item.producer,
             item.held_by,
         )
-    return table
-
-
-def _frontier_table(points: Sequence[SweepPoint]) -> Table:
-    """Budget, extra time, recomputed nodes."""
-    table = Table(
-        "Frontier: what a budget costs (estimated; the search is stopped by the clock, so it "
-        "varies)",
-        *((name, "number") for name in ("budget", "bytes", "extra time", "recomputed")),
-    )
-    for point in points:
-        plan, budget = point.planned, point.budget_bytes or 0
-        cells = (
-            ("no plan", "")
-            if plan is None
-            else (f"{100 * plan.extra_cost_fraction:.2f}%", f"{plan.recomputed_nodes:,}")
-        )
-        table.row(format_bytes(budget), f"{budget:,}", *cells)
     return table

@@ -133,20 +133,6 @@ def test_when_the_time_for_planning_is_over_the_plan_is_checked(
     ]
 
 
-@pytest.mark.parametrize("form", ["chrome-trace", "torch-snapshot"])
-def test_a_form_without_a_place_for_it_refuses_a_frontier_before_the_work(
-    terminal: Terminal, form: str
-) -> None:
-    odd.saved(long_skips(), Path(), "m.onnx")
-    assert terminal.run("analyze", "m.onnx", "--format", form, "--frontier", "-o", "x") == 2
-    error, hint = terminal.getvalue().splitlines()
-    assert error == (
-        f"error: --format {form} holds the memory of one step and cannot hold --frontier"
-    )
-    assert hint == "hint: text, json and html can"
-    assert not Path("x").exists()
-
-
 def test_a_compilation_is_said_wherever_stderr_goes_unless_quiet() -> None:
     for quiet in (False, True):
         report = Report("text", quiet, 0, "auto", False)

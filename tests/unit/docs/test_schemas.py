@@ -58,7 +58,7 @@ def test_what_a_command_prints_is_as_its_schema_says(run: Memplan, arguments: tu
 
 
 def test_a_field_that_is_missing_wrong_or_new_is_found() -> None:
-    policy = {"schema": "memplan.policy/1", "target": "jax", "text": "", "notes": []}
+    policy = {"schema": "memplan.policy/1", "target": "torch", "text": "", "notes": []}
     assert faults(policy) == []
     assert faults({**policy, "target": "abacus"})
     assert faults({**policy, "text": None})

@@ -14,10 +14,7 @@ from rich.console import Console
 
 from helpers.running import Memplan, runner
 from memplan.api.analysis import analyze
-from memplan.api.sweep.point import Planned
-from memplan.api.sweep.sweep_result import SweepPoint
 from memplan.api.validate.validation import Run
-from memplan.report.html.page import analysis_html
 from memplan.report.terminal.analysis_text import headline, render
 from memplan.report.terminal.console import show
 from memplan.report.terminal.tables import Table, line, listed, shortened
@@ -159,24 +156,6 @@ def test_lists_say_how_much_is_left_out() -> None:
     assert listed(["a"]) == "a"
     assert listed(list("abcdefg")) == "a, b, c, d, e and 2 more"
     assert listed(list("abcdefg"), details=True) == "a, b, c, d, e, f, g"
-
-
-def test_the_page_shows_a_frontier(tmp_path: Path) -> None:
-    onnx.save(evil_model(), tmp_path / "m.onnx")
-    analysis = analyze(tmp_path / "m.onnx")
-    plain = analysis_html(analysis)
-    assert "Frontier" not in plain
-    point = SweepPoint(Path("m.onnx"), {}, "tuned", "cpu", None, 3 * 1024**2, None)
-    plan = Planned(3 * 1024**2, 1, 2, 0.125, 0.0, "order-free", 7, 0)
-    points = (replace(point, planned=plan), replace(point, budget_bytes=1024**2))
-    page = analysis_html(analysis, points=points)
-    assert "<h2>Frontier " in page
-    assert ">12.50%</td>" in page
-    assert ">no plan</td>" in page
-    text = show(render(analysis, points), stdout=False)
-    assert "12.50%" in text
-    assert "no plan" in text
-    assert len(page) > len(plain)
 
 
 def test_stash_is_told_in_all_and_at_the_peak(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from memplan.api.analysis import Analysis
 from memplan.report.torch_snapshot import torch_snapshot
-from memplan.simulate.arena import simulate_arena
+from memplan.simulate.pattern import pattern_block
 
 # What torch/utils/viz/MemoryViz.js can unpickle.
 VIEWER_OPCODES = {
@@ -106,13 +106,15 @@ class TestTorchSnapshot:
         tensors = [t for t in graph.tensors if t.kind != "computed" or t.is_output]
         assert sizes == Counter(t.nbytes for t in tensors if t.nbytes)
 
-    def test_addresses_are_the_arenas(self, mlp: Analysis) -> None:
+    def test_addresses_are_those_of_the_memory_pattern(self, mlp: Analysis) -> None:
         content = pickle.loads(torch_snapshot(mlp))
-        arena = simulate_arena(mlp.timeline)
+        allocation, begin = mlp.timeline.allocation, 1 << 44
+        offsets = pattern_block(allocation).offsets
+        places = {begin + offsets[b.id] for b in allocation.buffers if not b.is_output}
         allocated = {e["addr"] for e in content["device_traces"][0] if e["action"] == "alloc"}
-        assert allocated == set(arena.addresses) - {-1}
-        segments = {(s["address"], s["total_size"]) for s in content["segments"]}
-        assert {(r.address, r.nbytes) for r in arena.regions} <= segments
+        assert places <= allocated
+        sizes = {s["address"]: s["total_size"] for s in content["segments"]}
+        assert sizes[begin] == pattern_block(allocation).block_bytes
 
     def test_frames_name_the_node_the_tensor_and_the_class(self, mlp: Analysis) -> None:
         events = pickle.loads(torch_snapshot(mlp))["device_traces"][0]

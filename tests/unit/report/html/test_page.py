@@ -18,8 +18,7 @@ from onnx import helper
 from helpers.analyses import small_graph
 from helpers.models import SAMPLES
 from memplan.api.analysis import Analysis, analyze
-from memplan.report.chrome_trace import chrome_trace, class_series
-from memplan.report.html.chart import MAX_POINTS, kept_steps
+from memplan.report.html.chart import MAX_POINTS, class_series, kept_steps
 from memplan.report.html.page import analysis_html
 from memplan.report.html.sections import module_section, narrowing_section
 from memplan.report.html.short_names import shorten
@@ -131,7 +130,6 @@ class TestHtml:
         page = analysis_html(analysis)
         assert "no nodes" in page
         assert pickle.loads(torch_snapshot(analysis))["device_traces"] == [[]]
-        assert json.loads(chrome_trace(analysis))["traceEvents"]
 
     def test_a_graph_without_stash_says_so(self, tmp_path: Path) -> None:
         path = tmp_path / "forward.onnx"

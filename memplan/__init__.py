@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from memplan.api.capture.capture_check import CaptureDiffersError, Check
     from memplan.api.capture.capture_result import Capture
     from memplan.api.capture.capturing import capture
+    from memplan.api.check.assert_peak import assert_peak
     from memplan.api.diff.diff_result import Diff
     from memplan.api.diff.diffing import diff
     from memplan.api.grad.check_outcome import GradientCheck, GradientsDifferError
@@ -66,6 +67,7 @@ _HOME = {
     "ValidateOptions": "memplan.api.validate.validating",
     "Validation": "memplan.api.validate.validation",
     "analyze": "memplan.api.analysis",
+    "assert_peak": "memplan.api.check.assert_peak",
     "capture": "memplan.api.capture.capturing",
     "diff": "memplan.api.diff.diffing",
     "grad": "memplan.api.grad.differentiate",
@@ -109,6 +111,7 @@ __all__ = [
     "ValidateOptions",
     "Validation",
     "analyze",
+    "assert_peak",
     "capture",
     "diff",
     "grad",

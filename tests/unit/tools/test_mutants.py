@@ -109,8 +109,6 @@ def tree(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "memplan" / "room").mkdir()
     (tmp_path / "memplan" / "room" / "__init__.py").write_text("")
     (tmp_path / "memplan" / "__init__.py").write_text("")
-    # pytest loads it by the entry point of the memplan that is installed.
-    (tmp_path / "memplan" / "pytest_plugin.py").write_text("")
     (tmp_path / "memplan" / "room" / "sign.py").write_text("def sign(x):\n    return x > 0\n")
     return tmp_path
 

@@ -1,9 +1,10 @@
-"""One model against a size, or against its lock, in the words of ``check``: what a test asks."""
+"""One model against a size, or against its lock, in the words of ``check``: for tests of users."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from os import PathLike
 from pathlib import Path
 
 from memplan.api.check.checking import run_check
@@ -15,41 +16,63 @@ from memplan.api.check.lock import Binding
 from memplan.api.check.targets import CheckRequest
 from memplan.api.check.text import check_lines
 from memplan.errors import UsageError
+from memplan.proto.paths import as_path
 from memplan.units import format_bytes, listed, parse_size, printable
 
 _MOST_CLASSES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class PeakLimit:
-    """What a model is held to: ``max_peak_bytes``, the peak in ``lock``, or both.
+def assert_peak(
+    model: PathLike[str] | str,
+    max_peak: str | int | None = None,
+    *,
+    lock: PathLike[str] | str | None = None,
+    dims: Mapping[str, int] | None = None,
+    session: str | None = None,
+    provider: str | None = None,
+) -> int:
+    """Assert that a model's predicted peak is within a limit. Nothing is run.
 
-    ``dims`` are sizes of symbolic dimensions. ``session`` and ``provider`` are None where they are
-    those of the lock, else ``tuned`` and ``cpu``.
+    Args:
+        model: the file.
+        max_peak: the largest peak that passes: ``"4GB"``, or bytes.
+        lock: a file of ``memplan check`` with the limit; a failure then says what changed. Peaks of
+            another memory model or runtime cannot be compared: that is a warning.
+        dims: sizes of symbolic dimensions.
+        session: with a lock, as recorded there; else ``tuned``.
+        provider: with a lock, as recorded there; else ``cpu``.
+
+    Returns:
+        The predicted peak in bytes.
+
+    Raises:
+        AssertionError: the peak is above the limit; the message is that of ``memplan check``.
+        MemplanError: no limit is given, the model or the lock cannot be read, or dimensions,
+            session or provider are not those of the model or the lock.
     """
+    __tracebackhide__ = True
+    file, bound = seen_from_here(as_path(model)), dict(dims or {})
+    cap = None if max_peak is None else _in_bytes(max_peak)
+    if lock is not None:
+        binding = CheckRequest(
+            lock=seen_from_here(as_path(lock)),
+            models=(file,),
+            dims=bound,
+            session=session,
+            provider=provider,
+            max_peak_bytes=cap,
+        )
+        return _held_to_lock(binding)
+    if cap is None:
+        raise UsageError(f"{file} has no limit", 'add max_peak="4GB" or lock="memplan.lock"')
+    now = _measured(file, Binding(bound, session or "tuned", provider or "cpu"))
+    if now.entry.peak_bytes > cap:
+        raise AssertionError("\n".join(_report(file, now, cap)))
+    return now.entry.peak_bytes
 
-    max_peak_bytes: int | None = None
-    lock: Path | None = None
-    dims: Mapping[str, int] = field(default_factory=dict)
-    session: str | None = None
-    provider: str | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class HeldPeak:
-    """The predicted peak of a model, and what ``check`` reports of it.
-
-    ``lines`` are empty for a model within its limit; where it is not ``exceeded``, they say why
-    its peak cannot be compared with that in the lock.
-    """
-
-    peak_bytes: int
-    exceeded: bool
-    lines: tuple[str, ...] = ()
-
-
-def size_in_bytes(size: str | int) -> int:
-    """A ``max_peak``: ``"4GB"``, or a number of bytes.
+def _in_bytes(size: str | int) -> int:
+    """A limit: ``"4GB"``, or a number of bytes.
 
     Raises:
         UsageError: it is no size, or a percentage.
@@ -60,51 +83,30 @@ def size_in_bytes(size: str | int) -> int:
     return nbytes
 
 
-def hold(file: Path, limit: PeakLimit) -> HeldPeak:
-    """Predict the peak of the model in ``file`` and hold it to ``limit``. Nothing is run.
-
-    Raises:
-        MemplanError: the model or the lock cannot be read, or dimensions, session or provider are
-            not those of the model or the lock.
-    """
-    file = seen_from_here(file)
-    if limit.lock is not None:
-        return _held_to_lock(file, seen_from_here(limit.lock), limit)
-    now, cap = _measured(file, limit), limit.max_peak_bytes
-    peak = now.entry.peak_bytes
-    if cap is None or peak <= cap:
-        return HeldPeak(peak, exceeded=False)
-    return HeldPeak(peak, exceeded=True, lines=tuple(_report(file, now, cap)))
-
-
-def _held_to_lock(file: Path, lock: Path, limit: PeakLimit) -> HeldPeak:
-    request = CheckRequest(
-        lock=lock,
-        models=(file,),
-        dims=limit.dims,
-        session=limit.session,
-        provider=limit.provider,
-        max_peak_bytes=limit.max_peak_bytes,
-    )
+def _held_to_lock(request: CheckRequest) -> int:
+    __tracebackhide__ = True
     result = run_check(request)
     for failure in result.failures:
         raise failure.error
     (entry,) = result.entries
     told = result.failed or entry.status is Status.ACCOUNTING
     lines = check_lines(result, brief=result.failed)[:-1] if told else []  # without the summary
-    here = tuple(line.replace("(--max-peak)", "(max_peak)") for line in lines)
+    text = "\n".join(line.replace("(--max-peak)", "(max_peak)") for line in lines)
+    if result.failed:
+        raise AssertionError(text)
+    if text:
+        warnings.warn(text, stacklevel=3)
     # No peak is known of a model that is not in the lock and has an open dimension.
-    return HeldPeak(entry.peak_bytes or 0, result.failed, here)
+    return entry.peak_bytes or 0
 
 
-def _measured(file: Path, limit: PeakLimit) -> Current:
-    binding = Binding(limit.dims, limit.session or "tuned", limit.provider or "cpu")
+def _measured(file: Path, binding: Binding) -> Current:
     try:
         now, symbolic = measure(file, str(file), binding)
     except UnboundDimsError as error:
         error.hint = f'give it one: dims={{"{printable(error.names[0])}": 32}}'
         raise
-    unknown = sorted(set(limit.dims) - symbolic)
+    unknown = sorted(set(binding.dims) - symbolic)
     if unknown:
         known = ", ".join(sorted(symbolic)) or "none"
         raise UsageError(

@@ -1,18 +1,20 @@
-"""What all commands have in common: examples in the help, configuration, logging."""
+"""What all commands have in common: examples in the help, logging."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 from memplan.errors import UsageError
-from memplan_cli.configuration import configured, log_defaults, source_of_defaults
 from memplan_cli.logs import logging_to_stderr
 
 # Of help texts, which are as wide as the terminal up to 100 columns.
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+_DEFAULTS = re.compile(rb"^\s*\[\s*tool\s*\.\s*memplan\s*[.\]]", re.MULTILINE)
 _UNBREAKABLE = str.maketrans("-", "\N{NON-BREAKING HYPHEN}")
 
 
@@ -37,33 +39,19 @@ class HelpContext(click.Context):
 
 
 class Command(click.Command):
-    """A command with ``examples`` below its help, and defaults from pyproject.toml."""
+    """A command with ``examples`` below its help."""
 
     context_class = HelpContext
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.examples = tuple(examples)
-        # Eager: pyproject.toml is read before the other options, but not where --help is asked.
-        self.params.append(
-            click.Option(
-                ["--_configuration"],
-                is_eager=True,
-                hidden=True,
-                expose_value=False,
-                callback=_configure,
-            )
-        )
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; ``-v`` shows what memplan logs."""
+        _refuse_defaults()
         with logging_to_stderr(ctx.params.get("verbose", 0)):
-            log_defaults(ctx)
-            try:
-                return super().invoke(ctx)
-            except UsageError as error:
-                error.hint = _with_source(error.hint, source_of_defaults(ctx))
-                raise
+            return super().invoke(ctx)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The examples, each on a line of its own, to be copied."""
@@ -73,15 +61,24 @@ class Command(click.Command):
                     formatter.write(f"{'':{formatter.current_indent}}{example}\n")
 
 
-def _with_source(hint: str, source: str) -> str:
-    """A hint that also tells which values nobody typed."""
-    return "; ".join(part for part in (hint, source and f"configured: {source}") if part)
+def _refuse_defaults() -> None:
+    """Refuse the table of defaults that earlier versions took from the nearest pyproject.toml:
+    without them a command would do something else, in silence.
 
-
-def _configure(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Fill click's default map from pyproject.toml."""
-    ctx.default_map = configured(ctx)
-    return value
+    Raises:
+        UsageError: there is one.
+    """
+    try:
+        here = Path.cwd()
+        nearest = (f for p in (here, *here.parents) if (f := p / "pyproject.toml").is_file())
+        text = next((file.read_bytes() for file in nearest), b"")
+    except OSError:  # the current folder was deleted, or may not be searched
+        return
+    if _DEFAULTS.search(text):
+        raise UsageError(
+            "pyproject.toml: the table [tool.memplan] is no longer read",
+            "delete it, and give its options on the command line",
+        )
 
 
 def memplan_command(name: str, *examples: str) -> Callable[[Callable[..., Any]], click.Command]:

@@ -9,12 +9,10 @@ from importlib import import_module
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from memplan.errors import EXIT_BUG, EXIT_ENVIRONMENT, EXIT_USAGE, MemplanError
 from memplan_cli.apart import run_apart, runs_apart
 from memplan_cli.command import SETTINGS, HelpContext
-from memplan_cli.configuration import source_of_defaults
 from memplan_cli.failures import is_interrupt, refused_by_system, show_traceback, tell
 from memplan_cli.shared_options import emit
 from memplan_cli.signals import (
@@ -198,16 +196,13 @@ def _usage_message(error: click.UsageError) -> str:
 
 
 def _usage_hint(error: click.UsageError) -> str:
-    """Where to look: a similar name, or the file of a value that nobody typed."""
-    ctx, parameter = error.ctx, getattr(error, "param", None)
+    """Where to look: a similar name, or the help."""
+    ctx = error.ctx
     similar = getattr(error, "possibilities", None)
     if similar:
         return "did you mean " + " or ".join(f"'{name}'" for name in similar) + "?"
     if ctx is None:
         return "see 'memplan --help'"
-    name = parameter.name if parameter is not None else None
-    if name and ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
-        return f"the value is set: {source_of_defaults(ctx)}"
     return f"see '{ctx.command_path} --help'"
 
 

@@ -225,7 +225,6 @@ def command(
     if plan is not None:
         from memplan.api.rewrite.rewriting import replay
 
-        # A budget in a configuration file is for planning.
         typed = ctx.get_parameter_source("budget") is ParameterSource.COMMANDLINE
         held = budget if typed else None
         result = replay(model, plan, budget=held, weights=weights, strict=strict, **asdict(target))

@@ -278,8 +278,6 @@ def test_recorded_session_and_dims_are_used(project: Path, memplan: Memplan) -> 
     )
     assert entry["peak_bytes"] == expected["peak_bytes"]
     assert (entry["session"], entry["dims"]) == ("default", {"N": 8})
-    # A configured default is for new models; only the command line contradicts the lock.
-    (project / "pyproject.toml").write_text('[tool.memplan]\nsession = "tuned"\n')
     assert memplan("check").returncode == 0
     for options in (("--session", "tuned"), ("--dim", "N=16"), ("--dim", "M=1")):
         refused = memplan("check", *options)

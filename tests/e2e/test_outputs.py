@@ -18,50 +18,11 @@ from helpers.running import Memplan
 from memplan.api.check.lock import read_lock
 from memplan.errors import EXIT_USAGE, RuntimeUnavailableError
 from memplan.processes.locks import updating
-from memplan_cli.configuration import ALLOWED, REFUSED
-from memplan_cli.main import COMMANDS, cli
 
 pytestmark = pytest.mark.e2e
 
 MODEL = "model.onnx"
 REWRITE = ("rewrite", MODEL, "--budget", "100%", "--optimize", "none")
-
-# --- A file that somebody else wrote --------------------------------------------------------------
-
-
-@pytest.mark.parametrize("key", sorted(REFUSED))
-@pytest.mark.parametrize("table", ["tool.memplan", "tool.memplan.rewrite"])
-def test_a_checkout_cannot_choose_what_is_written_or_run(
-    inside: Memplan, tmp_path: Path, key: str, table: str
-) -> None:
-    saved(odd.training(), tmp_path)
-    file = tmp_path / "pyproject.toml"
-    file.write_text(f'[{table}]\n{key} = "x"\n')
-    words = (str(file), f"tool.memplan.{key}", "not for a configuration file")
-    assert_harmless(inside, tmp_path, EXIT_USAGE, words, "analyze", MODEL)
-
-
-def test_every_option_is_for_a_configuration_file_or_is_not() -> None:
-    names = set()
-    for name in COMMANDS:
-        command = cli.get_command(None, name)  # type: ignore[arg-type]
-        assert command is not None
-        hidden = {p for p in command.params if getattr(p, "hidden", False)}
-        opts = [o for p in command.params if p not in hidden for o in p.opts]
-        names |= {o.removeprefix("--") for o in opts if o.startswith("--")}
-    assert names == ALLOWED | REFUSED
-    assert not ALLOWED & REFUSED
-
-
-def test_a_configured_default_says_where_it_stands(inside: Memplan, tmp_path: Path) -> None:
-    saved(odd.training(), tmp_path)
-    file = tmp_path / "pyproject.toml"
-    file.write_text('[tool.memplan]\nsession = "default"\nquiet = true\nbudget = "60%"\n')
-    where = f"quiet, session in [tool.memplan] of {file}"
-    assert f"memplan.configuration: defaults: {where}" in inside("analyze", MODEL, "-v").stderr
-    assert_refused(inside("analyze", MODEL, "--frontier"), EXIT_USAGE, f"configured: {where}")
-    assert "configured" not in inside("analyze", "nothing.onnx").stderr
-
 
 # --- Inputs ---------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from mutate import mutated, mutated_text
 
 from memplan.api.check.checking import CheckRequest, run_update
 
-MUTATED = ("analyze", "rewrite", "grad", "validate", "check", "configuration")
+MUTATED = ("analyze", "rewrite", "grad", "validate", "check")
 SESSIONS = {"plans": "tuned", "plain-plans": "default"}
 """Commands that take random training graphs instead of seeds: the kind of session they plan for."""
 COMMANDS = (*MUTATED, *reading.FILES, *SESSIONS, proofs.COMMAND)
@@ -36,14 +36,6 @@ _SHARE_OF_PLAIN = 0.02  # sessions with default options
 _SHARE_OF_FUSIONS = 0.2  # rewrites with ONNX Runtime's optimizer
 _SHARE_OF_RUNS = 0.005  # checkpoints and weights that a whole run is made with
 _SHARE_OF_STEPS = 0.7  # training graphs: of others nothing can be recomputed
-_CONFIGURATION = """[tool.memplan]
-session = "tuned"
-provider = "cpu"
-format = "json"
-
-[project]
-name = "x"
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +91,6 @@ class Run:
             lock = mutated_text(_lock(self.seeds[_LOCKED]), r).encode(errors="replace")
             files = {"memplan.lock": lock, "model.onnx": self.seeds[_LOCKED]}
             return Mutant(files, (r.choice(_CHECKS),))
-        if self.command == "configuration":
-            text = mutated_text(_CONFIGURATION, r).encode(errors="replace")
-            return Mutant({"pyproject.toml": text, "model.onnx": data}, (r.choice(_CONFIGURED),))
         if not self.unchanged:
             data = mutated(data, r, self.share_of_bytes)
         return Mutant({"model.onnx": data}, _calls(self.command, data, r))

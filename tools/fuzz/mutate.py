@@ -365,7 +365,7 @@ _LINES += ("a." * 30_000 + "b = 1", "[" + "a." * 20_000 + "b]")
 
 
 def mutated_text(text: str, r: random.Random) -> str:
-    """A lock or a configuration with one to three edits."""
+    """A lock with one to three edits."""
     lines = text.split("\n")
     for _ in range(r.choice((1, 1, 2, 3))):
         k, how = r.randrange(len(lines)), r.randrange(4)

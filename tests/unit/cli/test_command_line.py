@@ -156,13 +156,6 @@ def test_a_small_bare_number_was_a_percentage(run: Memplan, tmp_path: Path) -> N
     assert "hint: a bare number is bytes; did you mean --budget 60%?" in done.stderr
 
 
-def test_a_deep_key_in_the_configuration_is_refused(run: Memplan, tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text(".".join("a" * 30_000) + " = 1\n")
-    done = run("strategies", "-q")
-    assert done.returncode == 2
-    assert "cannot be read: nested too deeply" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("words", "offered"),
     [

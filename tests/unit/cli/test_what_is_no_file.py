@@ -116,7 +116,7 @@ def test_it_is_refused_in_a_line(
 
 
 @pytest.mark.parametrize("what", [a_pipe, a_device, a_folder])
-def test_a_configuration_that_is_no_file_is_no_configuration(
+def test_a_pyproject_that_is_no_file_is_not_read(
     what: Callable[[Path], None], run: Memplan, tmp_path: Path
 ) -> None:
     what(tmp_path / "pyproject.toml")

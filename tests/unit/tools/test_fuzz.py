@@ -18,9 +18,9 @@ from helpers.processes import HANG_SECONDS
 from memplan.equivalence.prove import Equivalence
 
 ROOT = Path(__file__).resolve().parents[3]
-COUNTS = {"analyze": 150, "rewrite": 20, "grad": 100, "check": 40, "configuration": 40}
+COUNTS = {"analyze": 150, "rewrite": 20, "grad": 100, "check": 40}
 COUNTS |= {"checkpoints": 300, "safetensors": 300}
-REFUSED = dict.fromkeys(("configuration", "checkpoints", "safetensors"), 2)  # others with 3
+REFUSED = dict.fromkeys(("checkpoints", "safetensors"), 2)  # others with 3
 LARGEST = 1_000_000_000  # bytes that a command may take for a small file
 # Node tests of onnx, each of which once found something: constants that an elided node read, a Cast
 # that names its saturation, branches of unequal rank, sizes that are inputs, an old opset.

@@ -168,14 +168,6 @@ def test_refusals(
     assert_harmless(run, tmp_path, code, (word,), "lower", *arguments, "-o", "step.onnx")
 
 
-def test_a_configuration_file_names_no_optimizer(run: Memplan, tmp_path: Path) -> None:
-    """What it says of ``grad`` is not taken for a file."""
-    (tmp_path / "pyproject.toml").write_text('[tool.memplan]\noptimizer = "adamw"\n')
-    done = run("lower", MODEL, "-o", "step.onnx")
-    assert done.returncode == 0, done.stderr
-    assert "optimizer" not in done.stdout
-
-
 # -- weights in other files --------------------------------------------------------------------
 
 

@@ -113,7 +113,6 @@ def _file(command: str, r: random.Random) -> Mutant:
 
 
 _CHECKS = (("check",), ("check",), ("check", "--update"), ("check", "--format", "json"))
-_CONFIGURED = (("analyze", "model.onnx"), ("analyze", "model.onnx"), ("check",))
 
 
 @cache

@@ -98,9 +98,9 @@ def time_limit_option(help: str, default: float | None = None) -> Callable[[Func
 
 def strategy_names(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
     """What a shell may complete ``--strategy`` to."""
-    from memplan.solver.strategies.builtin import ALIAS, list_strategies
+    from memplan.solver.strategies.builtin import ALIAS, BUILT_IN
 
-    names = [ALIAS, *(item.name for item in list_strategies() if not item.broken)]
+    names = sorted((ALIAS, *BUILT_IN))
     return [name for name in names if name.startswith(typed)]
 
 

@@ -10,8 +10,8 @@ from memplan_cli.command import memplan_command
 from memplan_cli.shared_options import Report, report_options
 
 if TYPE_CHECKING:
-    from memplan.solver.strategies.builtin import Listed
     from memplan.solver.strategies.spec import Option
+    from memplan.solver.strategy import Strategy
 
 SCHEMA = "memplan.strategies/1"
 _WIDTH = 80
@@ -22,29 +22,30 @@ _WIDTH = 80
 def command(report: Report) -> int:
     """List the strategies of 'memplan rewrite --strategy', with their options.
 
-    The list includes strategies from installed packages. -q prints only the names of those that
-    load.
+    -q prints only their names.
     """
-    from memplan.solver.strategies.builtin import ALIAS, DEFAULT, list_strategies
+    from memplan.solver.strategies.builtin import ALIAS, BUILT_IN, DEFAULT
 
     report.guard()
-    found = list_strategies()
+    found = [BUILT_IN[name] for name in sorted(BUILT_IN)]
     if report.form == "json":
         rows = [as_json(item) for item in found]
         report.emit_json({"schema": SCHEMA, "default": DEFAULT, "strategies": rows})
     elif report.quiet:
-        report.emit("".join(f"{item.name}\n" for item in found if not item.broken))
+        report.emit("".join(f"{item.name}\n" for item in found))
     else:
         alias = {DEFAULT: f" (or {ALIAS}: what rewrite does unless told otherwise)"}
         report.emit("\n".join(as_text(item, alias.get(item.name, "")) for item in found))
     return 0
 
 
-def as_json(item: Listed) -> dict[str, object]:
-    """A strategy as an object; ``broken`` is null where it works."""
+def as_json(item: type[Strategy]) -> dict[str, object]:
+    """A strategy as an object; ``owner`` and ``broken`` are the same for all."""
+    from memplan.solver.strategies.spec import options_of
+
     return {
         "name": item.name,
-        "owner": item.owner,
+        "owner": "memplan",
         "summary": item.summary,
         "source": item.source,
         "options": [
@@ -55,23 +56,21 @@ def as_json(item: Listed) -> dict[str, object]:
                 "allowed": list(option.allowed) or None,
                 "meaning": option.meaning or None,
             }
-            for option in item.options
+            for option in options_of(item)
         ],
         "ignores_budget": item.ignores_budget,
-        "broken": item.broken or None,
+        "broken": None,
     }
 
 
-def as_text(item: Listed, remark: str) -> str:
+def as_text(item: type[Strategy], remark: str) -> str:
     """A strategy as a few lines."""
-    if item.broken:
-        return f"{item.name}: broken\n  {printable(' '.join(item.broken.split()))}\n"
+    from memplan.solver.strategies.spec import options_of
+
     lines = [f"{item.name}{remark}", f"  {item.summary}", f"  source: {item.source}"]
-    if item.owner != "memplan":
-        lines.append(f"  package: {item.owner}")
     if item.ignores_budget:
         lines.append("  makes one plan, whatever the budget")
-    lines += [f"  {option_line(option)}" for option in item.options]
+    lines += [f"  {option_line(option)}" for option in options_of(item)]
     shown = [wrapped for line in lines for wrapped in _wrapped(printable(line))]
     return "\n".join(shown) + "\n"
 

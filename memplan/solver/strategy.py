@@ -25,9 +25,7 @@ class Strategy(Protocol):
     """What a strategy is: options as fields, and a decision.
 
     A frozen dataclass whose fields have defaults: that is its spec, too
-    (:mod:`memplan.solver.strategies.spec`). Strategies need not inherit from this class; those of
-    other packages that do not are given its defaults
-    (:mod:`memplan.solver.strategies.strategy_registry`).
+    (:mod:`memplan.solver.strategies.spec`).
     """
 
     name: ClassVar[str]

@@ -2,8 +2,7 @@
 
 ``--strategy segments{count=4}`` makes ``Segments(count=4)``
 (:mod:`memplan.solver.strategies.spec`). A strategy only decides; the planner simulates and verifies
-every decision on one path. Installed packages offer more of them
-(:mod:`memplan.solver.strategies.strategy_registry`).
+every decision on one path.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from memplan.solver.strategies.checkpoints import Collection, Named, Speed
 from memplan.solver.strategies.mincut import MinCut
 from memplan.solver.strategies.mirror import Mirror
 from memplan.solver.strategies.segments import Segments
-from memplan.solver.strategies.spec import Option, build, options_of, split_spec
-from memplan.solver.strategies.strategy_registry import Offer, all_offers, only
+from memplan.solver.strategies.spec import build, split_spec
 from memplan.solver.strategy import Outcome, Progress, Strategy
 from memplan.units import did_you_mean
 
@@ -129,69 +127,22 @@ BUILT_IN: dict[str, type[Any]] = {
 }
 DEFAULT = Search.name
 ALIAS = "auto"
-"""Stands for the best strategy there is; nobody else may take the name."""
+"""Stands for the best strategy there is."""
 
 
 def parse_strategy(text: str) -> Strategy:
     """``name`` or ``name{option=value,...}`` → the strategy; ``auto`` is the best one there is.
 
     Raises:
-        UsageError: unknown name or option, a value of the wrong type, a name that several packages
-            claim, or a package's strategy that cannot be used.
+        UsageError: unknown name or option, or a value of the wrong type.
     """
     spec = split_spec(text)
     if spec is None:
         raise UsageError(f"expected a strategy, got '{text}'", "as NAME or NAME{option=value,...}")
-    offers = _offers()
-    if spec.name not in offers:
+    known = {**BUILT_IN, ALIAS: BUILT_IN[DEFAULT]}
+    if spec.name not in known:
         raise UsageError(
             f"unknown strategy '{spec.name}'",
-            f"{did_you_mean(spec.name, offers)}strategies: {', '.join(offers)}",
+            f"{did_you_mean(spec.name, known)}strategies: {', '.join(sorted(known))}",
         )
-    return cast(Strategy, build(only(offers[spec.name]).strategy(), spec, "strategy"))
-
-
-def _offers() -> dict[str, list[Offer]]:
-    return all_offers({**BUILT_IN, ALIAS: BUILT_IN[DEFAULT]})
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """A strategy as ``memplan strategies`` lists it.
-
-    ``broken`` is why it cannot be used (the rest is then empty), or empty. ``ignores_budget``: it
-    makes one plan, whatever the budget.
-    """
-
-    name: str
-    owner: str
-    summary: str = ""
-    source: str = ""
-    options: tuple[Option, ...] = ()
-    ignores_budget: bool = False
-    broken: str = ""
-
-
-def list_strategies() -> tuple[Listed, ...]:
-    """All strategies by name, those that cannot be used among them."""
-    return tuple(
-        _listed(name, offers)
-        for name, offers in _offers().items()
-        if name != ALIAS or len(offers) > 1
-    )
-
-
-def _listed(name: str, offers: list[Offer]) -> Listed:
-    owner = " and ".join(offer.owner for offer in offers)
-    try:
-        strategy = only(offers).strategy()
-    except UsageError as error:
-        return Listed(name, owner, broken=error.message)
-    return Listed(
-        name,
-        owner,
-        strategy.summary,
-        strategy.source,
-        options_of(strategy),
-        strategy.ignores_budget,
-    )
+    return cast(Strategy, build(known[spec.name], spec, "strategy"))

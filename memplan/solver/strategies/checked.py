@@ -1,4 +1,4 @@
-"""A strategy's answer, checked: packages offer strategies too, and nobody's word is taken.
+"""A strategy's answer, checked.
 
 Cost, peak and whether it fits are evaluated anew here; whoever writes a model simulates it once
 more, by code that knows nothing of the planner.
@@ -24,19 +24,11 @@ def checked(
 
     Raises:
         UsageError: the strategy cannot work on this problem, and says so.
-        MemplanError: it fails, or answers with what is not a sequence of the problem.
+        InfeasibleError: it recomputes from state that is already written over.
+        MemplanError: it answers with what is not a sequence of the problem; our bug.
     """
-    try:
-        outcome = strategy.solve(problem, time_limit, progress)
-    except MemplanError:
-        raise
-    except Exception as error:
-        if _is_ours(strategy):
-            raise
-        raise _fault(strategy, f"fails: {type(error).__name__}: {error}") from error
-    if not isinstance(outcome, Outcome):
-        raise _fault(strategy, f"answers with {outcome!r}, which is not an Outcome")
-    sequence = np.asarray(outcome.decision.sequence)
+    outcome = strategy.solve(problem, time_limit, progress)
+    sequence = outcome.decision.sequence
     reason = why_not_a_sequence(problem, sequence)
     if reason == TOO_LATE:
         raise InfeasibleError(
@@ -44,11 +36,14 @@ def checked(
             "take another strategy (--strategy auto), or two buffers (--state apart)",
         )
     if reason:
-        raise _fault(strategy, f"answers with a sequence that {reason}")
+        raise MemplanError(
+            f"strategy '{strategy.name}' answers with a sequence that {reason}",
+            "this is a bug in memplan; -vv shows where",
+        )
     # numba is slow to import: only when there is something to plan.
     from memplan.solver.evaluate import decide
 
-    return replace(outcome, decision=decide(problem, sequence.astype(np.int64)))
+    return replace(outcome, decision=decide(problem, sequence))
 
 
 def why_not_a_sequence(problem: Problem, sequence: Ints) -> str:
@@ -56,8 +51,6 @@ def why_not_a_sequence(problem: Problem, sequence: Ints) -> str:
     from memplan.solver.evaluate import IMPOSSIBLE, evaluate
 
     count = len(problem.arrays.cost)
-    if sequence.ndim != 1 or sequence.dtype.kind != "i":
-        return "is not a list of node ids"
     # The evaluator is compiled and checks no index.
     if len(sequence) and not 0 <= sequence.min() <= sequence.max() < count:
         return f"names nodes beyond 0 to {count - 1}"
@@ -79,15 +72,3 @@ def why_not_a_sequence(problem: Problem, sequence: Ints) -> str:
     if evaluate(free, ordered).total.max(initial=0) < IMPOSSIBLE:
         return TOO_LATE
     return "reads tensors before they are made"
-
-
-def _is_ours(strategy: Strategy) -> bool:
-    return type(strategy).__module__.startswith("memplan.")
-
-
-def _fault(strategy: Strategy, reason: str) -> MemplanError:
-    owner = type(strategy).__module__
-    who = "in memplan" if _is_ours(strategy) else f"in the package of {owner}"
-    return MemplanError(
-        f"strategy '{strategy.name}' {reason}", f"this is a bug {who}; -vv shows where"
-    )

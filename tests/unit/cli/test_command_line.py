@@ -18,6 +18,7 @@ from memplan.api.profiling import ProfileOptions
 from memplan.api.rewrite.rewrite_result import RewriteOptions
 from memplan.api.sweep.request import SweepOptions
 from memplan.api.validate.validating import ValidateOptions
+from memplan.solver.strategies.builtin import Keep
 from memplan_cli.main import COMMANDS, main
 from memplan_cli.shared_options import Report
 
@@ -126,12 +127,13 @@ def test_logs_go_to_stderr_as_asked(
 ) -> None:
     logger = logging.getLogger("memplan.solver.strategies.builtin")
 
-    def list_strategies() -> list[object]:
+    def as_text(*given: object) -> str:
         logger.info("told")
         logger.debug("whispered")
-        return []
+        return ""
 
-    monkeypatch.setattr("memplan.solver.strategies.builtin.list_strategies", list_strategies)
+    monkeypatch.setattr("memplan.solver.strategies.builtin.BUILT_IN", {Keep.name: Keep})
+    monkeypatch.setattr("memplan_cli.strategies.as_text", as_text)
     assert run("strategies", *flags).stderr.splitlines() == shown
     # Nothing is left behind for whoever uses the package in the same process.
     assert logging.getLogger("memplan").handlers == []

@@ -1,22 +1,17 @@
 """A loss that is not a number must not reach the state, though that is written in place.
 
-Two ways, both a few nodes in the graph that is loaded (never in the file):
+On the CPU, a few nodes in the graph that is loaded (never in the file): between the loss and the
+first such write, a ``Gather`` whose index is out of bounds unless the loss is finite. Its kernel
+then fails, and the run ends before any node that writes in place. The cost is four nodes of one
+element at most. On CUDA, where kernels cannot fail, there is no guard.
 
-- *stop*, on the CPU: between the loss and the first such write, a ``Gather`` whose index is out of
-  bounds unless the loss is finite. Its kernel then fails, and the run ends before any node that
-  writes in place. The cost is four nodes of one element at most.
-- *select*, where kernels cannot fail (CUDA): what a maker makes goes through ``Where(finite, new,
-  old)``, which writes in place. The cost is a pass over the state, and one new value at a time
-  beside the old one. A step that skips by itself (``Where(found_inf, old, new)``, of a scaled loss)
-  has that pass already: there the loss joins its condition.
-
-Either needs the loss before the first such write: what is made earlier (running statistics) gets a
+It needs the loss before the first such write: what is made earlier (running statistics) gets a
 second buffer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +23,6 @@ from memplan.proto.graph_edit import GraphEdit, node_protos
 from memplan.proto.nodes import reads_of
 from memplan.proto.opset import default_opset
 
-STOP, SELECT = "stop", "select"
 _STEM = "memplan.guard"
 _IS_NAN_SINCE = 9
 _FEW = 16
@@ -37,8 +31,8 @@ _FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.Tenso
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """A model with a guard. ``node``: the name of the node that stops a run, if one does;
-    ``output``: what it makes; ``covered``: the outputs that are made behind it."""
+    """A model with a guard. ``node``: the name of the node that stops a run; ``output``: what it
+    makes; ``covered``: the outputs that are made behind it, of which there may be none."""
 
     model: onnx.ModelProto
     node: str
@@ -50,7 +44,6 @@ def with_guard(
     model: onnx.ModelProto,
     loss: str,
     pairs: Mapping[str, str],
-    how: str,
     between: Sequence[int] | None = None,
 ) -> Guarded | None:
     """``model`` with a guard on ``loss``, or None where there can be none.
@@ -59,7 +52,6 @@ def with_guard(
         model: the step; it is copied.
         loss: an output.
         pairs: output → input of what is to be written in place.
-        how: :data:`STOP` or :data:`SELECT`.
         between: bytes in use before each node (``Constant`` nodes left out), if they are known: the
             guard goes where there are the fewest, so that its own few make no new peak.
     """
@@ -78,17 +70,11 @@ def with_guard(
     edit = GraphEdit(model)
     write = _Writer(edit, at)
     is_nan = write.node("IsNaN", write.node("Sub", loss, loss))  # of inf and nan, as inf - inf is
-    if how == STOP:
-        # One row of no elements: what is never read stays in memory to the end of the run.
-        only = edit.constant(np.zeros((1, 0), np.bool_), f"{_STEM}.constant")
-        index = write.node("Cast", is_nan, to=onnx.TensorProto.INT64)
-        checked = write.node("Gather", only, index)
-        return Guarded(edit.finished(), write.last, checked, covered)
-    checked = write.node("Not", is_nan)
-    select = _Selection(edit, pairs, checked, is_nan, _numbers(model))
-    for number in behind:
-        select.put(number)
-    return Guarded(edit.finished(), "", checked, covered)
+    # One row of no elements: what is never read stays in memory to the end of the run.
+    only = edit.constant(np.zeros((1, 0), np.bool_), f"{_STEM}.constant")
+    index = write.node("Cast", is_nan, to=onnx.TensorProto.INT64)
+    checked = write.node("Gather", only, index)
+    return Guarded(edit.finished(), write.last, checked, covered)
 
 
 def with_loss_before(
@@ -136,66 +122,6 @@ class _Writer:
         made = helper.make_node(op, list(inputs), [output], self.last, **attributes)
         self.edit.put_before(self.number, made)
         return output
-
-
-class _Selection:
-    """Puts the selection of old values behind the nodes that make new ones."""
-
-    def __init__(
-        self,
-        edit: GraphEdit,
-        pairs: Mapping[str, str],
-        finite: str,
-        is_nan: str,
-        numbers: Collection[str],
-    ) -> None:
-        """Prepare for one graph.
-
-        Args:
-            edit: the graph.
-            pairs: output → input of what is to be written in place.
-            finite: the tensor that says that the loss is a number.
-            is_nan: the one that says that it is not.
-            numbers: tensors of one element, as far as that is known.
-        """
-        self.edit, self.pairs, self.finite, self.is_nan = edit, pairs, finite, is_nan
-        self.numbers = numbers
-        self.joined: dict[tuple[str, bool], str] = {}
-
-    def put(self, number: int) -> None:
-        """Put the selection of each new value that a node makes behind it."""
-        node = self.edit.original(number)
-        if not any(name in self.pairs for name in node.output):
-            return
-        old = self.pairs.get(node.output[0], "")
-        if node.op_type == "Where" and old in node.input[1:] and node.input[0] in self.numbers:
-            keeps = node.input[1] == old
-            self.edit.node(number).input[0] = self._joined(number, node.input[0], keeps)
-            return
-        for slot, name in enumerate(node.output):
-            if name in self.pairs:
-                new = self.edit.node(number).output[slot] = self.edit.fresh(f"{_STEM}.{name}")
-                inputs = [self.finite, new, self.pairs[name]]
-                label = self.edit.fresh(f"{_STEM}.Where")
-                self.edit.put_behind(number, helper.make_node("Where", inputs, [name], label))
-
-    def _joined(self, number: int, condition: str, keeps: bool) -> str:
-        """The condition of a node that selects the old value by itself, if that ``keeps`` it or
-        else not: with the loss in it."""
-        key = condition, keeps
-        if key not in self.joined:
-            op, other = ("Or", self.is_nan) if keeps else ("And", self.finite)
-            self.joined[key] = _Writer(self.edit, number).node(op, condition, other)
-        return self.joined[key]
-
-
-def _numbers(model: onnx.ModelProto) -> set[str]:
-    """Tensors of one element, by what the file states of them."""
-    return {
-        value.name
-        for value in (*model.graph.value_info, *model.graph.output)
-        if value.type.tensor_type.HasField("shape") and not value.type.tensor_type.shape.dim
-    }
 
 
 def _is_number(model: onnx.ModelProto, loss: str) -> bool:

@@ -15,11 +15,12 @@ from memplan.proto.nodes import operator_key
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.run_failures import explain
 from memplan.simulate.state_memory import EARLY
-from memplan.training.guard import SELECT, STOP, with_guard, with_loss_before
+from memplan.training.guard import with_guard, with_loss_before
 from memplan.training.predict import bytes_between, predict
 
 PLAIN = "the session decides on the order of its nodes"
 UNGUARDED = "it must be undone if the loss is not a number, and nothing in this graph can say so"
+NO_GUARD = "on CUDA nothing guards the state from a loss that is not a number; keep checkpoints"
 
 
 _SAME_VALUES = MOVING | {":Cast"}
@@ -62,7 +63,7 @@ def place(
         request: kind of session and provider.
         folder: where external data lies.
         in_place: whether anything may be written in place.
-        guarded: whether the state must survive a loss that is not a number.
+        guarded: whether the state must survive a loss that is not a number; on CUDA it does not.
 
     Raises:
         RuntimeUnavailableError: the runtime refuses the model.
@@ -72,11 +73,10 @@ def place(
         return Placing(model, {}, pairs, dict.fromkeys(pairs, why))
     reasons = unsafe_pairs(_loaded(model, request, folder), pairs)
     safe = {output: given for output, given in pairs.items() if output not in reasons}
-    if not guarded or loss is None or not safe:
+    if not guarded or loss is None or not safe or request.provider != "cpu":
         return _placed(model, pairs, reasons, keeps=not safe)
     model = _with_loss_early(model, loss, pairs, safe, reasons, request)
-    how = STOP if request.provider == "cpu" else SELECT
-    guard = with_guard(model, loss, safe, how, bytes_between(model, pairs, reasons, request))
+    guard = with_guard(model, loss, safe, bytes_between(model, pairs, reasons, request))
     if guard is None:
         return _placed(model, pairs, reasons | dict.fromkeys(safe, UNGUARDED), keeps=True)
     if not guard.covered:

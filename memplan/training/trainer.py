@@ -28,7 +28,7 @@ from memplan.training.export import averaged, export_forward
 from memplan.training.initial import Init, first_values, wanted_of
 from memplan.training.kept import Kept, require_names
 from memplan.training.knobs import Knobs, Rate
-from memplan.training.placing import find_failed, place
+from memplan.training.placing import NO_GUARD, find_failed, place
 from memplan.training.predict import Predicted, predict
 from memplan.training.step_file import StepFile, read_step, require_update
 from memplan.training.step_memory import StepMemory
@@ -150,6 +150,8 @@ class Trainer(Kept[int]):
             in_place=in_place,
             guarded=guard,
         )
+        if guard and not self.placing.keeps:
+            self.notes += (NO_GUARD,)
         self._open(first.values, wanted, measure, about.steps)
         self._keys = {_ALONE: {slot.name: slot.name for slot in self.file.state}}
         self.outputs: dict[str, Array] = {}

@@ -1,4 +1,4 @@
-"""A loss that is not a number reaches no state, by a stopped run or by a selection."""
+"""A loss that is not a number reaches no state: the run is stopped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import onnxruntime as ort
 import pytest
 
 from helpers.graphs import parse
-from memplan.training.guard import SELECT, STOP, with_guard, with_loss_before
+from memplan.training.guard import with_guard, with_loss_before
 
 pytestmark = pytest.mark.ort
 
@@ -32,10 +32,9 @@ def feeds(x: np.ndarray) -> dict[str, np.ndarray]:
     return {"w": np.full(4, 7, np.float32), "x": x, "n": np.asarray(3)}
 
 
-@pytest.mark.parametrize("how", [STOP, SELECT])
-def test_a_finite_loss_passes(how: str) -> None:
+def test_a_finite_loss_passes() -> None:
     model = parse(TEXT)
-    guarded = with_guard(model, "loss", PAIRS, how)
+    guarded = with_guard(model, "loss", PAIRS)
     assert guarded is not None
     assert guarded.covered == set(PAIRS)
     wanted = session(model).run(None, feeds(GOOD))
@@ -46,7 +45,7 @@ def test_a_finite_loss_passes(how: str) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_loss_that_is_not_finite_stops_the_run(bad: float) -> None:
-    guarded = with_guard(parse(TEXT), "loss", PAIRS, STOP)
+    guarded = with_guard(parse(TEXT), "loss", PAIRS)
     assert guarded is not None
     x = GOOD.copy()
     x[1] = bad
@@ -54,27 +53,15 @@ def test_a_loss_that_is_not_finite_stops_the_run(bad: float) -> None:
         session(guarded.model).run(None, feeds(x))
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_loss_that_is_not_finite_selects_the_old_values(bad: float) -> None:
-    guarded = with_guard(parse(TEXT), "loss", PAIRS, SELECT)
-    assert guarded is not None
-    x = GOOD.copy()
-    x[1] = bad
-    loss, w, n, _ = session(guarded.model).run(None, feeds(x))
-    assert not np.isfinite(loss)
-    assert (w == 7).all()
-    assert n == 3
-
-
 def test_the_guard_stands_where_the_fewest_bytes_are_in_use() -> None:
     model = parse(TEXT)
     between = [9, 9, 9, 5, 3]
-    guarded = with_guard(model, "loss", {"n_new": "n"}, STOP, between)
+    guarded = with_guard(model, "loss", {"n_new": "n"}, between)
     assert guarded is not None
     ops = [node.op_type for node in guarded.model.graph.node]
     assert ops[-2:] == ["Gather", "Add"]
     between = [9, 9, 9, 1, 3]
-    guarded = with_guard(model, "loss", {"n_new": "n"}, STOP, between)
+    guarded = with_guard(model, "loss", {"n_new": "n"}, between)
     assert guarded is not None
     ops = [node.op_type for node in guarded.model.graph.node]
     assert ops[-3:] == ["Gather", "Sub", "Add"]
@@ -95,15 +82,15 @@ def test_the_guard_stands_where_the_fewest_bytes_are_in_use() -> None:
 )
 def test_where_there_can_be_no_guard_there_is_none(text: str, loss: str) -> None:
     model = parse(text)
-    assert with_guard(model, loss, PAIRS, STOP) is None
+    assert with_guard(model, loss, PAIRS) is None
 
 
 def test_what_is_made_before_the_loss_is_not_covered() -> None:
     model = parse(TEXT)
-    guarded = with_guard(model, "loss", {"w_new": "w", "b": "x"}, STOP)
+    guarded = with_guard(model, "loss", {"w_new": "w", "b": "x"})
     assert guarded is not None
     assert guarded.covered == {"w_new"}
-    none = with_guard(model, "loss", {"b": "x"}, STOP)
+    none = with_guard(model, "loss", {"b": "x"})
     assert none is not None
     assert not none.covered
 
@@ -112,7 +99,7 @@ def test_names_of_the_graph_are_not_taken() -> None:
     model = parse(TEXT.replace("q = Mul(w, x)", "q = Mul(w, x) z = Neg(w)"))
     for node in model.graph.node:
         node.output[:] = ["memplan.guard.Sub" if name == "z" else name for name in node.output]
-    guarded = with_guard(model, "loss", PAIRS, STOP)
+    guarded = with_guard(model, "loss", PAIRS)
     assert guarded is not None
     made = [name for node in guarded.model.graph.node for name in node.output]
     assert len(made) == len(set(made))

@@ -10,13 +10,11 @@ import numpy as np
 import onnx
 import pytest
 
-from helpers.graphs import parse
 from helpers.networks import FAMILIES, batches
 from memplan import AccumulatingTrainer, GradOptions, Trainer, grad
 from memplan.api.grad.training_graph import TrainingGraph
 from memplan.errors import ModelError, TrainingError
 from memplan.report.terminal.training import render
-from memplan.training.guard import SELECT, with_guard
 from memplan.training.train import TrainOptions, run
 
 pytestmark = pytest.mark.ort
@@ -122,70 +120,6 @@ def test_run_reports_the_scale(tmp_path: Path) -> None:
     assert found["loss_scale"] == result.reports[-1].loss_scale
     lines = [str(part) for part in render(result).renderables]
     assert any("skipped, as a gradient was not finite: 1" in text for text in lines)
-
-
-def test_the_loss_joins_the_selection_of_a_step_that_skips_by_itself() -> None:
-    """On CUDA: no second pass over the state; what has none of its own gets one."""
-    graph = scaled(scale="dynamic{init_scale=8}")
-    pairs = dict(graph.new_values)
-    guarded = with_guard(graph.model, "loss", pairs, SELECT)
-    assert guarded is not None
-    assert guarded.covered == set(pairs)
-    own = [node.op_type for node in graph.model.graph.node].count("Where")
-    ops = [node.op_type for node in guarded.model.graph.node]
-    assert ops.count("Or") == 2  # that of the scale's own, and this
-    assert ops.count("Where") == own + 2  # of the scale and its tracker
-    # A loss that is not a number although all gradients are numbers.
-    makers = {name: node for node in guarded.model.graph.node for name in node.output}
-    for node in guarded.model.graph.node:
-        node.input[:] = ["bad" if n == "loss" else n for n in node.input]
-    bad = onnx.numpy_helper.from_array(np.asarray(np.nan, np.float32), "bad")
-    guarded.model.graph.initializer.append(bad)
-    assert "loss" in makers
-    trainer = Trainer(guarded.model, threads=1, guard=False)
-    before = bits(trainer.state_dict())
-    trainer.step(batches(graph.model, 1)[0])
-    assert not trainer.skipped
-    assert bits(trainer.state_dict()) == before
-
-
-@pytest.mark.parametrize(
-    ("branches", "condition"), [("w, c", "skip"), ("c, w", "take")], ids=["keeps", "takes"]
-)
-def test_either_branch_of_a_selection_may_be_the_old_value(branches: str, condition: str) -> None:
-    model = parse(
-        "t (float[4] w, float[4] x) => (float loss, float[4] w_new) {"
-        " two = Constant<value = float {2}>() q = Mul(w, x) loss = ReduceSum<keepdims = 0>(q)"
-        " skip = Greater(loss, two) take = Not(skip) c = Sub(w, x)"
-        f" w_new = Where({condition}, {branches}) }}"
-    )
-    model = onnx.shape_inference.infer_shapes(model)
-    guarded = with_guard(model, "loss", {"w_new": "w"}, SELECT)
-    assert guarded is not None
-    ops = [node.op_type for node in guarded.model.graph.node]
-    assert ops.count("Where") == 1
-    for first, moved in ((1.0, True), (9.0, False), (np.nan, False), (-np.inf, False)):
-        trainer = Trainer(guarded.model, {"w": np.ones(4, np.float32)}, guard=False, threads=1)
-        x = np.asarray([first, 0, 0, 0], np.float32)
-        trainer.step(x=x) if np.isfinite(first) else _refused(trainer, x)
-        w = trainer.state_dict()["w"]
-        assert (w == (1 - x if moved else 1)).all(), first
-
-
-def _refused(trainer: Trainer, x: np.ndarray) -> None:
-    with pytest.raises(TrainingError):
-        trainer.step(x=x)
-
-
-def test_a_condition_of_many_elements_is_left_alone() -> None:
-    model = parse(
-        "t (float[4] w, float[4] x) => (float loss, float[4] w_new) {"
-        " q = Mul(w, x) loss = ReduceSum<keepdims = 0>(q)"
-        " c = Greater(w, x) d = Sub(w, x) w_new = Where(c, w, d) }"
-    )
-    guarded = with_guard(model, "loss", {"w_new": "w"}, SELECT)
-    assert guarded is not None
-    assert [node.op_type for node in guarded.model.graph.node].count("Where") == 2
 
 
 def test_several_batches_share_one_scale() -> None:

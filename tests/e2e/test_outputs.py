@@ -13,7 +13,7 @@ import pytest
 from helpers import odd_models as odd
 from helpers.odd_models import saved
 from helpers.processes import HANG_SECONDS
-from helpers.refusals import assert_harmless, assert_refused, snapshot
+from helpers.refusals import assert_harmless, snapshot
 from helpers.running import Memplan
 from memplan.api.check.lock import read_lock
 from memplan.errors import EXIT_USAGE, RuntimeUnavailableError

@@ -90,10 +90,6 @@ CONTRADICTIONS: list[tuple[Edit, str]] = [
         "tensors[1], 'p': is kept, but recomputed (1 time) by the sequence",
     ),
     (set_to(5, "tensors", 1, "times"), "is recomputed (5 times), but recomputed (1 time)"),
-    (
-        set_to("narrowed", "tensors", 0, "decision"),
-        "'h': is narrowed (1 time), but packed (1 time)",
-    ),
     (set_to("h", "tensors", 1, "tensor"), "tensors[1], 'h': has an entry already"),
     (set_to("fc9", "tensors", 0, "node"), "the sequence does not run node 'fc9'"),
     (lambda plan: plan["tensors"].pop(), "2 times, and no entry of tensors says so"),

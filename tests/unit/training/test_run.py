@@ -181,9 +181,8 @@ def test_a_last_step_that_overflows_replaces_no_checkpoint(here: Path) -> None:
     with pytest.raises(TrainingError, match=r"'w1' holds .*c\.npz keeps the state after step 5"):
         train(6, checkpoint="c.npz", resume=True, lr=3e38)
     assert Path("c.npz").read_bytes() == before
-    with pytest.raises(TrainingError) as caught:  # another run
+    with pytest.raises(TrainingError):  # another run, of which no step succeeds
         train(1, checkpoint="c.npz", force=True, weights_file=_with_infinities())
-    assert "keeps the state after step 5" in caught.value.hint
     assert Path("c.npz").read_bytes() == before
 
 

@@ -13,14 +13,17 @@ NBYTES = 1024
 
 def plan_of(*rows: tuple[str, str] | tuple[str, str, int]) -> PlanFile:
     """A plan of calls, each with its decision, and its bytes if they matter."""
-    tensors = (_tensor(f"t{number}", *row) for number, row in enumerate(rows))
-    return replace(SMALL, tensors=tuple(tensors), chunks=(), loops=())
+    tensors = tuple(_tensor(f"t{number}", *row) for number, row in enumerate(rows))
+    sequence = [row.node for row in tensors]
+    sequence += [row.node for row in tensors if row.times]
+    return replace(SMALL, tensors=tensors, sequence=tuple(sequence), chunks=(), loops=())
 
 
 def _tensor(name: str, call: str, decision: str, nbytes: int = NBYTES) -> TensorDecision:
     module, operator, _ = call.rsplit(" ", 2)
     path = module.replace("/", ".") or None
-    return TensorDecision(name, name, operator, path, nbytes, decision, call=call)
+    times = int(decision == "recomputed")
+    return TensorDecision(name, name, operator, path, nbytes, decision, times, call=call)
 
 
 def block(path: str, kept: Iterable[str]) -> tuple[tuple[str, str], ...]:

@@ -97,12 +97,13 @@ def _tensors(values: Any) -> list[Tensor]:
 
 class Eager:
     """Takes a prepared step again and again; ``state`` is what the next one finds in Python,
-    ``batch`` what it is given."""
+    ``batch`` what it is given. ``plain``: nothing looks on, for steps that do not run otherwise
+    (``torch.cond`` compiles); draws are PyTorch's then, and no bytes are counted."""
 
     def __init__(self, prepared: PreparedStep, state: HiddenState | None = None) -> None:
         """Take note of what there is."""
         self.prepared, self.state = prepared, state or HiddenState(prepared)
-        self.batch = prepared.batch
+        self.batch, self.plain = prepared.batch, False
         self.parameters = prepared.parameters()
         self.buffers = {user_name(n): b for n, b in prepared.module.named_buffers()}
 
@@ -176,11 +177,13 @@ class Eager:
             stack.enter_context(self._exchanged(values, wide))
             outside = stack.enter_context(_generators_kept())
             stack.enter_context(marked_regions() if marked else nullcontext())
-            # What the step would compile (torch.cond, say) is not to see the modes below.
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
             batch = {name: _as(t.clone(), wide) for name, t in self.batch.items()}
-            stack.enter_context(watch if watched else nullcontext())
-            stack.enter_context(drawn if draws else nullcontext())
+            if not self.plain:
+                # What the step would compile is not to see the modes below.
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+                stack.enter_context(watch if watched else nullcontext())
+                stack.enter_context(drawn if draws else nullcontext())
+            generator = torch.get_rng_state()
             begin = time.perf_counter()
             with torch.enable_grad():
                 result = self.prepared.module(batch)
@@ -195,7 +198,7 @@ class Eager:
                 buffers=self._buffers_now(),
                 metrics=metrics,
                 draws=tuple(drawn.made),
-                unknown=tuple(drawn.unknown),
+                unknown=tuple(drawn.unknown) or self._drawn_alone(generator),
                 outside=outside(),
                 seconds=seconds,
                 peak_bytes=watch.peak,
@@ -213,6 +216,11 @@ class Eager:
             noise = torch.randn(wide.shape, generator=generator, dtype=torch.float64)
             found[name] = wide * (1 + share * noise.to(wide.device))
         return found
+
+    def _drawn_alone(self, before: Tensor) -> tuple[str, ...]:
+        """What drew from PyTorch's generator while nothing looked on."""
+        drew = self.plain and not torch.equal(before, torch.get_rng_state())
+        return ("what draws in this step",) if drew else ()
 
     def _buffers_now(self) -> dict[str, Tensor]:
         found = {user_name(n): b.detach() for n, b in self.prepared.module.named_buffers()}

@@ -133,9 +133,10 @@ class Check:
     def _beside(self) -> tuple[str, ...]:
         if self.eager_seconds is None or self.captured_seconds is None:
             return ()
-        peak = format_bytes(self.eager_peak_bytes or 0)
+        peak = self.eager_peak_bytes
+        beside = "" if peak is None else f"peak {format_bytes(peak)}, "
         return (
-            f"eager PyTorch: peak {peak}, {_milliseconds(self.eager_seconds)} a step; captured: "
+            f"eager PyTorch: {beside}{_milliseconds(self.eager_seconds)} a step; captured: "
             f"{_milliseconds(self.captured_seconds)} in a plain session (one step each; other work "
             "on the machine counts)",
         )

@@ -252,6 +252,7 @@ class _Comparison:
         begun = reference.begun
         own = begun.tolerance.typical if begun.exact is not None else None
         held = reference.eager.resident_bytes + state_bytes
+        watched = None if reference.eager.plain else reference.first.peak_bytes
         return Check(
             verdict=Verdict.DIFFERS if self.found.differences else Verdict.EQUAL,
             loss_error=errors.get("loss"),
@@ -271,7 +272,7 @@ class _Comparison:
             ),
             causes=causes,
             eager_seconds=eager,
-            eager_peak_bytes=held + reference.first.peak_bytes,
+            eager_peak_bytes=None if watched is None else held + watched,
             captured_seconds=captured,
         )
 

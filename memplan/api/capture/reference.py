@@ -100,7 +100,7 @@ class Reference:
         Raises:
             ModelError: PyTorch cannot take it.
             RuntimeUnavailableError: what memplan does around it does not fit this PyTorch.
-            NotComparableError: there is no memory for it, or it runs only with draws of its own.
+            NotComparableError: there is no memory for it.
         """
         try:
             return self.eager.run(number, values, **how)
@@ -113,23 +113,26 @@ class Reference:
                 raise NotComparableError(
                     Skip.MEMORY, f"PyTorch ran out of memory: {reason}"
                 ) from error
-            if how.get("draws", True) and self._runs_alone(number, values):
-                raise NotComparableError(
-                    Skip.DRAWS, f"no draws can be given to this step: {reason}"
-                ) from error
+            found = None if self.eager.plain else self._alone(number, values, how)
+            if found is not None:
+                return found
             raise ModelError(
                 f"PyTorch itself cannot take this step: {reason}",
                 "call backward() on its loss to see where it fails; --no-check (check=False) "
                 "captures the step all the same",
             ) from error
 
-    def _runs_alone(self, number: int, values: Mapping[str, Any] | None) -> bool:
-        """Whether the step runs where its draws are not ours."""
+    def _alone(
+        self, number: int, values: Mapping[str, Any] | None, how: Mapping[str, bool]
+    ) -> EagerStep | None:
+        """The step where nothing looks on, as all further ones then are taken; None if it does not
+        run like that, either."""
+        self.eager.plain = True
         try:
-            self.eager.run(number, values, draws=False)
+            return self.eager.run(number, values, **how)
         except Exception:
-            return False
-        return True
+            self.eager.plain = False
+            return None
 
     @property
     def after_first(self) -> HiddenState:

@@ -69,6 +69,7 @@ def test_every_node_of_a_sample_model_is_measured(memplan: Memplan, tmp_path: Pa
     lines = done.stdout.splitlines()
     assert lines[0].startswith("measured ")
     assert lines[0].endswith(" × the estimate")
+    assert lines[2].endswith(" under the profiler; other work on the machine counts")
     for heading in ("operator", "nodes", "measured ms", "estimated ms", "ratio"):
         assert any(heading in line for line in lines)
     assert any(line.strip().startswith("total ") for line in lines)

@@ -10,7 +10,7 @@ from memplan.api.rewrite.goal import Goal, Source
 from memplan.api.rewrite.loop_storage import with_loops
 from memplan.api.rewrite.rewrite_candidates import Candidate, candidates, variants
 from memplan.api.rewrite.seconds import costs_for
-from memplan.deadline import Deadline
+from memplan.deadline import Deadline, now
 from memplan.errors import InfeasibleError, MemplanError, UsageError
 from memplan.passes.chunk.asked import NAME as CHUNK
 from memplan.passes.graph_pass import Pass
@@ -258,10 +258,14 @@ def _plan(
     forms = kinds_for(model.prepared, goal.forms)
     request = replace(request, lowest=goal.lowest, forms=forms, at_hand=goal.at_hand)
     plain: PlainModel | None = None
-    if goal.session.name == "default":
-        plan, plain = plan_plain(model, request, goal.strategy, deadline, goal.progress)
-    else:
-        plan = make_plan(prepare(request), goal.strategy, deadline.left, goal.progress)
+    begun = now()
+    try:
+        if goal.session.name == "default":
+            plan, plain = plan_plain(model, request, goal.strategy, deadline, goal.progress)
+        else:
+            plan = make_plan(prepare(request), goal.strategy, deadline.left, goal.progress)
+    finally:
+        goal.searched.append(now() - begun)
     plan = replace(plan, budget_bytes=max(goal.budget_bytes, plan.budget_bytes))
     plan = with_loops(plan, candidate.loops, costs, model.graph)
     return Planned(candidate, steps, costs, plan, plain, chunk_cost(candidate, steps, goal))

@@ -129,6 +129,8 @@ class Goal:
     What was rejected before (:mod:`memplan.api.rewrite.proved`) is mended: ``without`` are the
     passes that are left out; ``margin_bytes`` stay free below the budget; ``at_hand`` are the nodes
     of the plan to go on from, by name, as they run.
+
+    ``searched``: the seconds of every search so far, by the clock; those that found nothing, too.
     """
 
     options: RewriteOptions
@@ -146,6 +148,7 @@ class Goal:
     margin_bytes: int = 0
     at_hand: tuple[str, ...] = ()
     selectors: Selectors = NO_SELECTORS
+    searched: list[float] = field(default_factory=list, compare=False)
 
     @property
     def lowest(self) -> bool:

@@ -39,6 +39,33 @@ from memplan.units import counted
 SCHEMA = "memplan.rewrite/1"
 
 
+@dataclass(frozen=True, slots=True)
+class ClockSeconds:
+    """What a rewrite took by the clock: ``total`` from opening the file to the new one, ``search``
+    in all its searches, ``compiling`` the planner, which happens once per version."""
+
+    search: float
+    compiling: float
+    total: float
+
+    @property
+    def line(self) -> str:
+        """The same in a sentence."""
+        parts = [f"compiling the planner, once per version, {self.compiling:.1f} s"]
+        parts = parts if self.compiling else []
+        parts += [f"search {self.search:.1f} s"] if self.search else []
+        parts += [f"{'the rest ' if parts else ''}opening, fusions, passes, checks and proof"]
+        return f"took {self.total:.1f} s by the clock: {'; '.join(parts)}"
+
+    def as_json(self) -> dict[str, float]:
+        """The JSON object of the contract."""
+        return {
+            "search_seconds": self.search,
+            "compiling_seconds": self.compiling,
+            "total_seconds": self.total,
+        }
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Rewrite(Summary):
     """The answer of ``rewrite``.
@@ -51,7 +78,8 @@ class Rewrite(Summary):
     files; None: there are none, or nothing was written. ``offload``: what is copied to the host and
     back; None: nothing. ``chunk_cost``: what chunks take beside the plan, as a fraction of the
     step's seconds. ``record`` is the plan as a file; ``replay`` how one applied that was given,
-    None: none was. ``selections``: what was asked to be kept and recomputed.
+    None: none was. ``selections``: what was asked to be kept and recomputed. ``clock``: what it
+    took.
     """
 
     path: Path
@@ -68,6 +96,7 @@ class Rewrite(Summary):
     costs: NodeCosts
     equivalence: Equivalence
     record: PlanFile
+    clock: ClockSeconds
     plain: PlainModel | None = None
     offload: OffloadReport | None = None
     passes: tuple[free.PassStep, ...] = ()
@@ -210,6 +239,7 @@ class Rewrite(Summary):
             },
             "work": dict(zip(("before", "after"), (w.as_json() for w in self.work), strict=True)),
             "planning_seconds": plan.planning_seconds,
+            "clock": self.clock.as_json(),
             "equivalence": self.equivalence.as_json(),
             "plain": _plain_json(self),
             "weights": self.weights,

@@ -41,12 +41,12 @@ from memplan.api.rewrite.plan_record import recorded_plan
 from memplan.api.rewrite.proved import Proved, proved_plan
 from memplan.api.rewrite.replaying import Replay, options_of, replayed
 from memplan.api.rewrite.rewrite_notes import rewrite_notes
-from memplan.api.rewrite.rewrite_result import Rewrite, default_output
+from memplan.api.rewrite.rewrite_result import ClockSeconds, Rewrite, default_output
 from memplan.api.rewrite.seconds import check_cost_options, given_costs
 from memplan.api.rewrite.selection_report import selection_rows
 from memplan.api.source import Model, as_file, shown_path
 from memplan.api.state_modes import as_recorded, confirmed
-from memplan.deadline import Deadline
+from memplan.deadline import Deadline, now
 from memplan.errors import InfeasibleError, RuntimeUnavailableError, UsageError
 from memplan.ops.float_types import unsupported_kernels, unsupported_notes
 from memplan.passes.chunk.asked import NONE as NO_CHUNKS
@@ -196,6 +196,7 @@ def _rewrite(
     again: _Again | None = None,
 ) -> Rewrite:
     """The same for a file; ``target``: where to write, None: nowhere."""
+    begun = now()
     check_cost_options(options)
     check_offload(options)
     chunks = parse_chunks(options.chunk)
@@ -214,8 +215,7 @@ def _rewrite(
         placement = NO_WEIGHTS
         if target is not None:
             placement = plan_weights(proto, path, target, options.weights, force, read)
-        if again is None:
-            _warm_up()
+        compiling = _warm_up() if again is None else 0.0
         deadline = Deadline(math.inf if options.effort else options.time_limit)
         source = replace(_read(path, proto, dims, options, session, stack), placement=placement)
         goal = Goal(
@@ -248,14 +248,19 @@ def _rewrite(
         placement = write_with_weights(proved.applied.model, beside, target, placement, force=force)
         source = replace(source, placement=placement)
     plan = None if again is None else again.plan
-    return _answer(path, target, source, proved, loaded, found, plan)
+    clock = ClockSeconds(sum(goal.searched), compiling, now() - begun)
+    return _answer(path, target, source, proved, loaded, found, plan, clock)
 
 
-def _warm_up() -> None:
+def _warm_up() -> float:
+    """Load the planner's machine code; the seconds of compiling it, 0 where it was there."""
     # numba is slow to import: only when there is something to plan.
+    from memplan.solver.jit import is_cold
     from memplan.solver.search.warm_up import warm_up
 
+    cold, begun = is_cold(), now()
     warm_up()
+    return now() - begun if cold else 0.0
 
 
 def _told(error: InfeasibleError, source: Source, options: RewriteOptions) -> InfeasibleError:
@@ -374,6 +379,7 @@ def _answer(
     loaded: tuple[str, ...],
     replay: Replay | None,
     plan: PlanFile | None,
+    clock: ClockSeconds,
 ) -> Rewrite:
     goal, planned, applied = proved.goal, proved.planned, proved.applied
     variant, analysis = planned.candidate.variant, planned.candidate.analysis
@@ -402,6 +408,7 @@ def _answer(
         chunk_cost=planned.chunk_cost,
         selections=selection_rows(planned, goal),
         record=_record(source, proved, replay, plan),
+        clock=clock,
         replay=replay,
     )
 

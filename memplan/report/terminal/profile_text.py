@@ -24,7 +24,7 @@ def render(result: Profile, output: Path, *, details: bool = False) -> Group:
         f"{result.path}: tuned session on {result.provider}{dims}"
         + (f" ({result.device['name']})" if result.device["name"] else ""),
         f"median of {result.kept_runs} of {counted(result.runs, 'run')}; a step took "
-        f"{_ms(result.step_seconds)} ms under the profiler",
+        f"{_ms(result.step_seconds)} ms under the profiler; other work on the machine counts",
     ]
     if result.other_nodes:
         nodes = counted(result.other_nodes, "node")

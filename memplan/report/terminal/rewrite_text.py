@@ -41,6 +41,7 @@ def render(result: Rewrite, *, details: bool = False) -> Group:
         *section(_selections_table(result) if result.selections else None),
         *section(changed_table(result)),
         *section(line(_planning_line(result))),
+        line(result.clock.line),
         line(result.floor.line),
         line(equivalence_line(result.equivalence)),
         line(_bits_line(result)),
@@ -132,7 +133,7 @@ def _curves(result: Rewrite) -> Blocks:
 def _planning_line(result: Rewrite) -> str:
     plan = result.plan
     these = ", for these chunks" if result.chunked and plan.clones else ""
-    how = f"strategy {plan.strategy}, {plan.planning_seconds:.2f} s"
+    how = f"strategy {plan.strategy}, {result.clock.search:.2f} s"
     if result.replay is not None:
         how = f"plan applied {'in full' if result.replay.exact else 'as far as it still holds'}"
         if result.replay.recorded is not None:

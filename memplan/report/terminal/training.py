@@ -49,7 +49,11 @@ def _scale(result: TrainingRun, details: bool) -> str:
 
 def _memory(result: TrainingRun) -> list[str]:
     seconds = result.step_seconds
-    lines = [] if seconds is None else [f"{1000 * seconds:.1f} ms a step (median)"]
+    lines = (
+        []
+        if seconds is None
+        else [f"{1000 * seconds:.1f} ms a step (median; other work on the machine counts)"]
+    )
     if result.peak_bytes is not None and result.resident_bytes is not None:
         lines.append(
             f"peak {format_bytes(result.peak_bytes)} predicted for every step: "

@@ -165,8 +165,9 @@ def test_run_says_in_its_first_lines_and_in_json_what_it_did_not_believe(
     result = run(path, TrainOptions(steps=2))
     (note,) = result.doubts
     assert note in result.as_json()["notes"]  # type: ignore[operator]
-    second = render(result).renderables[1]
-    assert note in str(second)
+    parts = render(result).renderables
+    assert note in str(parts[1])
+    assert any("ms a step (median; other work on the machine counts)" in str(p) for p in parts)
     analysis = memplan.analyze(path, state="in-place")
     assert note in analysis.assumptions
 

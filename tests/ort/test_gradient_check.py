@@ -19,6 +19,7 @@ from helpers.gradients import runtime
 from helpers.graphs import parse
 from helpers.models import SHARED
 from helpers.running import Memplan, runner
+from memplan.api.grad import check_graphs, gradient_check
 from memplan.api.grad.check_outcome import GradientsDifferError
 from memplan.api.grad.double_graph import in_double
 from memplan.autodiff.emit import gradient_registry as registry
@@ -121,7 +122,7 @@ def run(
 def test_the_command_says_what_was_checked(run: Memplan) -> None:
     done = run("grad", "f.onnx", "-o", "t.onnx", "--loss", "loss")
     said = " ".join(done.stdout.split())
-    assert "checked against the forward graph: 3 gradients along 4 directions, in float64" in said
+    assert "checked against the forward graph: 3 gradients along 1 direction, in float64" in said
     assert "the same 1 random draw in both" in said
     done = run("grad", "f.onnx", "-o", "t.onnx", "--loss", "loss", "--force", "--format", "json")
     check = json.loads(done.stdout)["check"]
@@ -231,6 +232,36 @@ def test_sizes_are_chosen_for_symbolic_dimensions() -> None:
     check = memplan.grad(model, "loss", dims={"N": 5}).check
     assert check is not None
     assert dict(check.dims) == {"M": 3}
+
+
+def test_a_symbolic_dimension_may_be_what_a_weight_has() -> None:
+    """No size that is tried first fits the weight."""
+    text = """g (float[N,M] x) => (float[N,5] y, float loss) <float[5,29] w>
+        { y = Gemm<transB = 1>(x, w) z = Mul(y, y) loss = ReduceSum<keepdims = 0>(z) }"""
+    model = parse(text)
+    weight = np.random.default_rng(0).standard_normal((5, 29)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    check = memplan.grad(model, "loss").check
+    assert check is not None
+    assert check.verdict == "equal", check.lines
+    assert dict(check.dims) == {"N": 4, "M": 29}
+
+
+def test_what_would_take_minutes_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradient_check, "_PATIENCE", -1)
+    check = memplan.grad(network(), "loss").check
+    assert check is not None
+    assert check.verdict == "skipped"
+    assert "for one run of the forward graph), more than -1 s" in check.reason
+
+
+def test_weights_that_are_inputs_count_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """g (float[4,6] x, float[6,6] w) => (float loss)
+        { a = MatMul(x, w) loss = ReduceSum<keepdims = 0>(a) }"""
+    monkeypatch.setattr(check_graphs, "available_bytes", lambda: 8 * 5 * (24 + 36))
+    check = memplan.grad(parse(text), memplan.GradOptions("loss", wrt=("w",))).check
+    assert check is not None
+    assert "that may take" in check.reason
 
 
 WINDOWS = [

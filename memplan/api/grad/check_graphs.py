@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from memplan.runtime.messages import RunRequest
 from memplan.runtime.room import available_bytes
 from memplan.shapes.dims import bind_dims, symbolic_dims
 from memplan.shapes.prepare import PreparedModel, prepare
-from memplan.shapes.tensor_type import FLOATS, UNKNOWN, Types, value_info
+from memplan.shapes.tensor_type import FLOATS, UNKNOWN, Types, read_type, value_info
 from memplan.simulate.opened import opened
 from memplan.units import format_bytes
 
@@ -33,8 +34,8 @@ Array = npt.NDArray[Any]
 Seed = str | Array | None
 _FED = 16
 """Floats of more elements are inputs of the sessions, and no part of the models."""
-_SIZES = (None, 4, 16, 64)
-"""What is tried for symbolic dimensions: sizes of their own from 3 on, then one for all."""
+_SIZES, _MOST_SIZES = (4, 16, 64), 16
+"""What all symbolic dimensions are tried with, and how many sizes of weights."""
 _NUMPY = {"tensor(double)": np.float64, "tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
@@ -97,40 +98,58 @@ class Bound:
         return dict(synthesize(opened(self.prepared).graph, 0, draw, also))
 
 
-def bound(forward: onnx.ModelProto, problem: Differentiated, attempt: int) -> Bound | None:
-    """``forward`` at the sizes of an attempt; None where there are no further ones.
+def bounds(forward: onnx.ModelProto, problem: Differentiated) -> Iterator[Bound]:
+    """``forward`` at one choice of sizes after the other, where those fit.
 
     Raises:
-        NotComparableError: it has sizes that nobody knows.
+        NotComparableError: none fits.
     """
-    names = [name for name in symbolic_dims(forward) if name not in problem.dims]
-    if attempt >= (len(_SIZES) if names else 1):
-        return None
-    size = _SIZES[attempt]
-    chosen = {name: 3 + k if size is None else size for k, name in enumerate(names)}
-    given = {n: s for n, s in problem.dims.items() if n in symbolic_dims(forward)}
-    try:
-        prepared = prepare(copied(forward), problem.path, {**given, **chosen}, partly=True)
-    except MemplanError as error:
-        if attempt + 1 < len(_SIZES) and names:
-            return bound(forward, problem, attempt + 1)
+    symbols = symbolic_dims(forward)
+    given = {n: s for n, s in problem.dims.items() if n in symbols}
+    names = [name for name in symbols if name not in given]
+    found, failure = False, ""
+    for chosen in _choices(forward.graph, names):
+        try:
+            prepared = prepare(copied(forward), problem.path, {**given, **chosen}, partly=True)
+        except MemplanError as error:
+            failure = failure or error.message
+            continue
+        found = True
+        yield Bound(prepared, tuple(chosen.items()))
+    if not found:
         for_sizes = f"no sizes were found for {', '.join(names)} (--dim): " if names else ""
-        raise NotComparableError(for_sizes + error.message) from error
-    return Bound(prepared, tuple(chosen.items()))
+        raise NotComparableError(for_sizes + failure)
+
+
+def _choices(graph: onnx.GraphProto, names: Sequence[str]) -> Iterator[dict[str, int]]:
+    """Sizes of their own from 3 on, then one for all, then for one of them what a weight has."""
+    yield {name: 3 + k for k, name in enumerate(names)}
+    if names:
+        yield from (dict.fromkeys(names, size) for size in _SIZES)
+    stated = [read_type(value.type).sizes or () for value in graph.input]
+    stated += [tuple(tensor.dims) for tensor in graph.initializer]
+    sizes = sorted({size for shape in stated for size in shape if size > 1})[:_MOST_SIZES]
+    for name, size in itertools.product(names, sizes):
+        yield {**dict.fromkeys(names, _SIZES[0]), name: size}
 
 
 def require_room(prepared: PreparedModel, models: Sequence[onnx.ModelProto]) -> None:
     """Refuse what may need more memory than is free: all that the forward graph makes, which a step
-    may keep, twice, and five times the weights, in float64.
+    may keep, twice, and once for operators that are written out, and five times the inputs and
+    weights, in float64.
 
     Raises:
         NotComparableError: there is less.
     """
-    names = [name for node in prepared.proto.graph.node for name in node.output]
-    types = [prepared.types[name] for name in names if name in prepared.types]
-    made = sum(t.elements or 0 for t in types if t.is_float)
-    sizes = {t.name: math.prod(t.dims) for model in models for t in model.graph.initializer}
-    needed, free = 8 * (5 * sum(sizes.values()) + 2 * made), available_bytes()
+    types = prepared.types
+    made = {name for node in prepared.proto.graph.node for name in node.output}
+    fed = {v.name for model in models for v in (*model.graph.input, *model.graph.initializer)}
+
+    def elements(names: Collection[str]) -> int:
+        known = (types[name] for name in names if name in types)
+        return sum(t.elements or 0 for t in known if t.is_float)
+
+    needed, free = 8 * (5 * elements(fed) + 3 * elements(made)), available_bytes()
     if free and needed > free:
         raise NotComparableError(
             f"that may take {format_bytes(needed)} of memory, and {format_bytes(free)} is free"
@@ -285,7 +304,7 @@ class Runner:
         options.log_severity_level = 4
         options.graph_optimization_level = type(options.graph_optimization_level)(0)
         try:
-            request = RunRequest(session="default")
+            request = RunRequest(session="default", spin=False)
             self._session = open_session(model.SerializeToString(), request, options)
         except Exception as error:
             raise self._failed(error, "opening a session") from error

@@ -33,7 +33,7 @@ from memplan.api.grad.check_graphs import (
     NoKernelError,
     NotComparableError,
     Pair,
-    bound,
+    bounds,
     feed_both,
     offset_name,
     open_pair,
@@ -59,31 +59,33 @@ from memplan.proto.edit import copied
 from memplan.runtime.installed import require_runtime
 from memplan.units import counted
 
-_DIRECTIONS, _FEWER = 4, 1
-_MANY, _SLOW = 20_000_000, 2.0  # elements, and seconds of a run, above which one is taken
+_DIRECTIONS = 4  # at most, where some tell nothing
 _AGAIN, _MOST = 3, 2  # further directions where one differs, and how many of them have to
 _UNSETTLED = 0.05  # of the size of a derivative: what is less well known tells nothing
 _MOVED = 0.02  # of the size of a weight; the size of one that is 0
 _INPUTS = (1, 0, 2)  # kinds of made-up inputs that are tried
 _LONGEST = 300
+_PATIENCE = 60  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Lengths of steps, in sizes of the weights, what may differ, in derivatives of usual size, and
-    the rounding of the forward graph."""
+    """Lengths of steps, in sizes of the weights, what may differ, in derivatives of usual size, the
+    rounding of the forward graph, and how many directions have to agree: the share of one tensor in
+    a direction is seldom as small as an exact tolerance."""
 
     steps: tuple[float, ...]
     tolerance: float
     epsilon: float
+    directions: int
 
 
-_EXACT = Measure((1e-6, 1e-7), 1e-6, 2.0**-52)
-_SINGLE_GRADIENTS = Measure((1e-6, 1e-7), 1e-3, 2.0**-52)
+_EXACT = Measure((1e-6, 1e-7), 1e-6, 2.0**-52, 1)
+_SINGLE_GRADIENTS = Measure((1e-6, 1e-7), 1e-3, 2.0**-52, 2)
 """The gradients alone have parts in float32."""
-_PARTLY = Measure((1e-3, 1e-4), 1e-2, 2.0**-30)
+_PARTLY = Measure((1e-3, 1e-4), 1e-2, 2.0**-30, 3)
 """Parts of the forward graph, too: rounding of single elements mostly cancels out in a loss."""
-_SINGLE = Measure((1e-2, 2e-3), 2e-2, 2.0**-23)
+_SINGLE = Measure((1e-2, 2e-3), 2e-2, 2.0**-23, 3)
 
 
 def checked(
@@ -155,9 +157,8 @@ def _compared(problem: Differentiated) -> GradientCheck:
     if not gradients:
         raise NotComparableError("the graph has no gradients in tensors of their own")
     forward = part_of(problem.forward, _ends(problem))
-    reasons, attempt = [], 0
-    while (at := bound(forward, problem, attempt)) is not None:
-        attempt += 1
+    reasons = []
+    for at in bounds(forward, problem):
         comparison = Comparison(problem, at, gradients)
         for exact in (True, False):
             try:
@@ -211,6 +212,7 @@ class Comparison:
         self.found: dict[str, Array] = {}
         self.sizes: dict[str, float] = {}
         self.noise = 0.0
+        self.directions = 0
 
     def run(self, exact: bool) -> GradientCheck:
         """Compare, in float64 or in the types of the graphs.
@@ -222,7 +224,7 @@ class Comparison:
         """
         self.begin(exact)
         worst: float | None = None
-        for number in range(self.directions):
+        for number in range(_DIRECTIONS):
             off = self.off(self.gradients, number)
             if off is None:
                 continue
@@ -231,6 +233,9 @@ class Comparison:
                     return self._answer(off, self._wrong())
                 continue
             worst = max(worst or 0.0, off)
+            self.directions += 1
+            if self.directions == self.measure.directions:
+                break
         if worst is None:
             raise NotComparableError("its differences do not settle, however short a step is")
         return self._answer(worst, ())
@@ -243,18 +248,14 @@ class Comparison:
         if exact and (forward or training):
             self.measure = _PARTLY if forward else _SINGLE_GRADIENTS
         self._find_inputs(self.pair)
-        elements = 0
         outputs = self.pair.training.run(self._fed(self.now, self.pair.training.inputs))
         for x, name in self.gradients.items():
             value, grad = self.now[self._slot(x)], outputs[name]
             if grad.shape != value.shape and x not in self.computed:
                 raise BrokenGraphError(f"'{name}' has the shape {grad.shape}, '{x}' {value.shape}")
             self.found[x] = np.broadcast_to(grad, value.shape)
-            elements += value.size
             self.sizes[x] = self._size(x)
         self._level()
-        slow = elements > _MANY or self.pair.forward.seconds > _SLOW
-        self.directions = _FEWER if slow else _DIRECTIONS
 
     def _size(self, x: str) -> float:
         array = self.here if x in self.computed else self.now
@@ -284,6 +285,7 @@ class Comparison:
             self.now = self._point(draw)
             try:
                 self.here = pair.forward.run(self._fed(self.now, pair.forward.inputs))
+                self._require_time(pair.forward.seconds)
             except NoKernelError as error:
                 failure = error
                 continue
@@ -294,6 +296,20 @@ class Comparison:
         if failure is not None:
             raise failure
         raise NotComparableError("what the forward graph gives is no number on made-up inputs")
+
+    def _require_time(self, seconds: float) -> None:
+        """Refuse what would take minutes: two runs for every direction, and one with gradients,
+        which is about three.
+
+        Raises:
+            NotComparableError: it would, by the time of one run.
+        """
+        needed = (3 + 2 * self.measure.directions) * seconds
+        if needed > _PATIENCE:
+            raise NotComparableError(
+                f"that would take about {needed:.0f} s ({seconds:.0f} s for one run of the forward "
+                f"graph), more than {_PATIENCE} s"
+            )
 
     def _point(self, draw: int) -> dict[str, Array]:
         made = {**self.at.inputs(draw, self.problem.gradients), **self.values}

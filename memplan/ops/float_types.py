@@ -31,6 +31,8 @@ _TYPES: Mapping[int, str] = {
 }
 _FLOATS = frozenset({TensorProto.FLOAT, *_TYPES})
 _NAMED = 3  # nodes that a sentence names
+NO_SESSION = "no session opens"
+"""What a sentence of :func:`unsupported_notes` says of a file that no session opens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def unsupported_notes(found: Sequence[Unsupported], provider: str) -> tuple[str,
     for dtype, when in dict.fromkeys((each.dtype, each.when) for each in found):
         alike = [each for each in found if (each.dtype, each.when) == (dtype, when)]
         names = ", ".join(f"{each.op} '{each.node or each.output}'" for each in alike[:_NAMED])
-        fails = "a step fails at it" if when == "run" else "no session opens"
+        fails = "a step fails at it" if when == "run" else NO_SESSION
         notes.append(
             f"ONNX Runtime cannot run {counted(len(alike), 'node')} in {dtype} on {where} "
             f"({names}{' ...' if len(alike) > _NAMED else ''}): {fails}"

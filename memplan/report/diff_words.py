@@ -59,12 +59,22 @@ def _with_workspace(diff: Diff) -> str:
 
 
 def reason(diff: Diff) -> str:
-    """What most of the difference is, in one sentence; empty where the peaks are equal."""
+    """What most of the difference is, in one sentence, with what goes against it; empty where the
+    peaks are equal."""
+    if not diff.delta_bytes:
+        return ""
     sign = 1 if diff.delta_bytes > 0 else -1
+    against = _most(diff, -sign, abs(diff.delta_bytes) // 100)
+    return _most(diff, sign) + (f"; against that {against}" if against else "")
+
+
+def _most(diff: Diff, sign: int, least: int = 0) -> str:
+    """What most of the bytes that were added (1) or taken away (-1) are, but for kinds of less than
+    ``least``."""
     found: dict[str, list[int]] = {}
     largest: dict[str, TensorChange] = {}
     for change in diff.changes:
-        if diff.delta_bytes and sign * change.delta_bytes > 0:
+        if sign * change.delta_bytes > 0:
             total = found.setdefault(what_of(change), [0, 0])
             total[0], total[1] = total[0] + 1, total[1] + change.delta_bytes
             largest.setdefault(what_of(change), change)
@@ -73,6 +83,7 @@ def reason(diff: Diff) -> str:
         f"{counted(count, 'tensor')} {what} ({format_delta(nbytes)}, {largest[what].name}"
         f"{' and others' if count > 1 else ''})"
         for what, (count, nbytes) in ranked
+        if abs(nbytes) >= least
     )
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 import onnx
 
 from memplan.errors import ModelError
-from memplan.ops.float_types import Unsupported, unsupported_kernels, unsupported_notes
+from memplan.ops.float_types import (
+    NO_SESSION,
+    Unsupported,
+    unsupported_kernels,
+    unsupported_notes,
+)
 from memplan.shapes.infer import stated_types
 
 _NARROW = ("float16", "bfloat16")
@@ -37,7 +42,9 @@ def kernel_notes(model: onnx.ModelProto) -> tuple[str, ...]:
         return ()
     nowhere = len(_missing(model, "cuda"))
     hint = "sessions on CUDA run them" if not nowhere else "nor can CUDA run all of them"
-    return tuple(f"{note}; {hint}" for note in unsupported_notes(missing, "cpu"))
+    notes = unsupported_notes(missing, "cpu")
+    instead = f"{hint}; use float16 or float32 for the CPU"
+    return tuple(f"{note}; {instead if NO_SESSION in note else hint}" for note in notes)
 
 
 def _missing(model: onnx.ModelProto, provider: str) -> tuple[Unsupported, ...]:

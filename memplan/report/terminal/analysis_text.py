@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 
 from memplan.api.analysis import NO_BACKWARD
+from memplan.ops.float_types import NO_SESSION
 from memplan.report.terminal.blocks import Blocks, backward_at, curve
 from memplan.report.terminal.loops_text import stored_tables
 from memplan.report.terminal.passes import narrowing_table
@@ -44,7 +45,11 @@ def render(
 
     ``details`` leaves nothing out.
     """
-    parts: list[RenderableType] = [line(headline(analysis), "bold")]
+    unopened = [note for note in analysis.inexact if NO_SESSION in note]
+    parts: list[RenderableType] = [
+        line(f"{note}; use float16 or float32", "bold") for note in dict.fromkeys(unopened)
+    ]
+    parts.append(line(headline(analysis), "bold"))
     parts += [line(fact) for fact in _facts(analysis)]
     timeline = analysis.timeline
     parts.append(Blocks(curve("", timeline, backward_at(timeline, analysis.phases))))

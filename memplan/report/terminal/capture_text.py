@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 
 from memplan.ir.roles import Role
+from memplan.ops.float_types import NO_SESSION
 from memplan.report.terminal.tables import group, line, listed
 from memplan.units import counted, format_bytes
 
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def render(result: Capture, *, details: bool = False) -> Group:
-    """The graph, the road, inputs and notes; ``details`` lists every name. Where nothing was
-    compared with PyTorch, that stands in front."""
+    """The graph, the road, inputs and notes; ``details`` lists every name. That no
+    session on the CPU opens it, and that nothing was compared with PyTorch, stand in front."""
     trained = counted(len(result.trained), "parameter")
     lines = [f"trains {trained}: {listed(result.trained, details)}"]
     if result.frozen:
@@ -50,7 +51,8 @@ def render(result: Capture, *, details: bool = False) -> Group:
         lines.append(
             f"for the next step: feed {what} back (memplan.new_values in the file's metadata)"
         )
-    lines += list(result.notes)
+    unopened = [note for note in result.notes if NO_SESSION in note]
+    lines += [note for note in result.notes if note not in unopened]
     checked = () if result.check is None else result.check.lines
     nothing = result.check is not None and result.check.verdict == "skipped"
     lines += () if nothing else checked
@@ -58,7 +60,7 @@ def render(result: Capture, *, details: bool = False) -> Group:
     if result.output is not None:
         lines.append(f"wrote {result.output}")
     nodes = counted(len(result.model.graph.node), "node")
-    first = [f"{result.source}: loss '{result.contract.loss}', {nodes}"]
+    first = [*unopened, f"{result.source}: loss '{result.contract.loss}', {nodes}"]
     first += checked if nothing else ()
     return group([*(line(text, "bold") for text in first), *map(line, lines)])
 

@@ -14,6 +14,7 @@ from helpers.renaming import renamed
 from helpers.running import Memplan
 from helpers.training_steps import symbolic_batch
 from memplan.api.diff.diffing import diff
+from memplan.report.diff_words import reason
 from memplan.report.html.diff_page import diff_html
 from memplan.report.terminal.console import show
 from memplan.report.terminal.diff_text import render
@@ -104,3 +105,11 @@ class TestCommand:
         assert message in done.stderr
         assert done.stderr.count("\n") == 2
         assert done.stdout == ""
+
+
+def test_the_reason_names_what_goes_against_it() -> None:
+    """Net and gross: a weight that grew, and an input that shrank."""
+    step = "g (float[{0}, 8] x, float[8, {1}] {2}) => (float y)"
+    step += " {{ h = MatMul(x, {2}) y = ReduceSum<keepdims = 0>(h) }}"
+    old, new = parse(step.format(64, 3, "w")), parse(step.format(4, 300, "v"))
+    assert re.fullmatch(r".* larger \(\+.*; against that .* \(-.*\)", reason(diff(old, new)))

@@ -112,7 +112,9 @@ def test_every_session_computes_the_gradients_of_pytorch(via: str, kind: str) ->
 def test_a_float64_convolution_is_captured_and_a_note_says_what_runs_it(via: str) -> None:
     (note,) = [text for text in captured(step_of("float64"), via).notes if "cannot run" in text]
     assert note.startswith("ONNX Runtime cannot run 2 nodes in double on the CPU (Conv '")
-    assert note.endswith("no session opens; sessions on CUDA run them")
+    assert note.endswith(
+        "no session opens; sessions on CUDA run them; use float16 or float32 for the CPU"
+    )
 
 
 def test_what_no_provider_runs_in_a_narrow_type_is_refused() -> None:
@@ -125,7 +127,7 @@ def test_what_no_provider_runs_in_a_narrow_type_is_refused() -> None:
     require_kernels(double)
     assert kernel_notes(double) == (
         "ONNX Runtime cannot run 1 node in double on the CPU (Acosh 'n'): no session opens; "
-        "nor can CUDA run all of them",
+        "nor can CUDA run all of them; use float16 or float32 for the CPU",
     )
     require_kernels(parse(header + text.replace("T[", "float16[")))
 
@@ -146,3 +148,13 @@ def test_a_road_that_nothing_runs_is_closed(monkeypatch: pytest.MonkeyPatch) -> 
     assert [road.failure for road in found.roads if road.name != found.via] == [
         "no provider runs this"
     ]
+
+
+@pytest.mark.slow
+def test_a_capture_says_first_that_no_session_on_the_cpu_opens_it() -> None:
+    from memplan.report.terminal.capture_text import render
+    from memplan.report.terminal.console import show
+
+    text = " ".join(show(render(captured(step_of("float64"), "grad")), stdout=False).split())
+    assert text.startswith("ONNX Runtime cannot run 2 nodes in double on the CPU (Conv '")
+    assert text.count("no session opens; sessions on CUDA run them; use float16 or float32") == 1

@@ -14,6 +14,8 @@ from memplan.api.diff.peak_changes import Change, How, TensorChange
 from memplan.api.summary import Pictured, Rows, Summary
 from memplan.api.versions import runtime_json
 from memplan.ir.counterparts import Counterparts
+from memplan.ir.modules import NO_MODULE
+from memplan.simulate.allocation import is_resident
 from memplan.units import format_delta
 
 SCHEMA = "memplan.diff/1"
@@ -70,10 +72,14 @@ class Diff(Summary):
 
     @property
     def modules(self) -> dict[str, int]:
-        """Change in bytes per module that has one, most bytes first."""
+        """Change in bytes per module that has one, most bytes first. Weights that are in no module
+        give their names to what reads them (:mod:`memplan.ir.modules`): no modules either."""
         found: defaultdict[str, int] = defaultdict(int)
+        graphs = (self.old.graph, self.new.graph)
+        weights = {each.name for graph in graphs for each in graph.tensors if is_resident(each)}
         for change in self.changes:
-            found[change.module] += change.delta_bytes
+            name = NO_MODULE if change.module in weights else change.module
+            found[name] += change.delta_bytes
         changed = ((name, nbytes) for name, nbytes in found.items() if nbytes)
         return dict(sorted(changed, key=lambda item: (-abs(item[1]), item[0])))
 

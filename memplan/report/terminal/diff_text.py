@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 
 from memplan.api.analysis import Analysis
 from memplan.api.diff.diff_result import ChangeGroup, Diff
+from memplan.ir.modules import NO_MODULE
 from memplan.report.diff_words import (
     dims_line,
     graph_line,
@@ -117,14 +118,15 @@ def _each(item: ChangeGroup) -> str:
 
 
 def _module_table(diff: Diff, details: bool) -> Table | None:
-    """The difference by module; None where there is but one."""
+    """The difference by module; None where there is but one, or none but the loss."""
     modules = list(diff.modules.items())
-    if len(modules) < 2:
+    if len(modules) < 2 or not diff.modules.keys() - {NO_MODULE, "loss"}:
         return None
     shown = modules if details else modules[:_MODULES_SHOWN]
     table = Table("By module", ("module", "name"), ("change", "number"))
     for name, nbytes in shown:
-        table.row(name, format_delta(nbytes))
+        what = "(weights and others of no module)" if name == NO_MODULE else name
+        table.row(what, format_delta(nbytes))
     if len(modules) > len(shown):
         rest = sum(nbytes for _, nbytes in modules[len(shown) :])
         table.row(f"{len(modules) - len(shown)} more", format_delta(rest))

@@ -113,3 +113,12 @@ def test_the_reason_names_what_goes_against_it() -> None:
     step += " {{ h = MatMul(x, {2}) y = ReduceSum<keepdims = 0>(h) }}"
     old, new = parse(step.format(64, 3, "w")), parse(step.format(4, 300, "v"))
     assert re.fullmatch(r".* larger \(\+.*; against that .* \(-.*\)", reason(diff(old, new)))
+
+
+def test_a_weight_is_no_module() -> None:
+    """Two weights without a dot in their names: nothing tells of modules."""
+    step = "g (float[16, 8] x, float[8, {0}] w, float[{0}, {0}] w2) => (float y)"
+    step += " {{ h = MatMul(x, w) e = Exp(h) k = MatMul(e, w2) y = ReduceSum<keepdims = 0>(k) }}"
+    found = diff(parse(step.format(3)), parse(step.format(300)))
+    assert not {"w", "w2"} & found.modules.keys()
+    assert "By module" not in show(render(found, details=True), stdout=False)

@@ -55,6 +55,12 @@ class ModelError(MemplanError):
     exit_code = EXIT_MODEL
 
 
+class InvalidNodeError(ModelError):
+    """A node is called against the definition of its operator; ``node`` is its name."""
+
+    node = ""
+
+
 class LockError(MemplanError):
     """The lock file cannot be read."""
 

@@ -119,6 +119,14 @@ class Reading:
                 return next((text for user in node.users if (text := of_node(user))), "")
         return ""
 
+    def place_of_node(self, name: str) -> str:
+        """The module and the line of the user's code that a node was made in, likewise."""
+        graphs = [
+            part.graph for part in self.program.graph_module.modules() if hasattr(part, "graph")
+        ]
+        nodes = [node for graph in graphs for node in graph.nodes if node.name == name]
+        return next((text for node in nodes if (text := of_node(node))), "")
+
     def bytes_of(self, name: str) -> Any:
         """A function that gives the elements of a parameter, buffer or state tensor."""
         return partial(content, self.tensors[name])

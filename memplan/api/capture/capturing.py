@@ -16,7 +16,7 @@ from memplan.api.capture.capture_result import Capture, Road
 from memplan.api.capture.captured_weights import MOST_EMBEDDED, WeightPlace, embed, write_captured
 from memplan.api.capture.kernel_support import kernel_notes, require_kernels
 from memplan.autodiff.counter_dropouts import OPERATOR, CounterDropout, parse_dropout
-from memplan.errors import MemplanError, UsageError
+from memplan.errors import InvalidNodeError, MemplanError, UsageError
 from memplan.proto.edit import copied
 from memplan.proto.paths import as_output
 from memplan.proto.weights import data_file
@@ -219,6 +219,8 @@ def _taken(reading: Reading, wanted: _Wanted, say: Progress) -> tuple[_Taken, tu
         except UsageError:
             raise
         except MemplanError as error:
+            if isinstance(error, InvalidNodeError) and (at := reading.place_of_node(error.node)):
+                error.message = f"{error.message} ({at})"
             failed.append(error)
             roads.append(Road(name, failure=error.message))
             continue

@@ -11,7 +11,7 @@ import onnx
 
 from memplan.autodiff.emit.gradient_registry import registered
 from memplan.autodiff.emit.value import Array
-from memplan.errors import ModelError
+from memplan.errors import InvalidNodeError, ModelError
 from memplan.proto.edit import copied, rename_reads
 from memplan.proto.limits import MOST_FOLDED
 from memplan.proto.model_checks import require_valid
@@ -182,7 +182,13 @@ class Annotator:
         except onnx.checker.ValidationError as error:
             if "deprecated" not in str(error):
                 reason = " ".join(str(error).split())
-                raise ModelError(f"{node.op_type} '{node.name}' is not valid: {reason}") from None
+                typed = "unsupported type" in reason
+                refused = InvalidNodeError(
+                    f"{node.op_type} '{node.name}' is not valid: {reason}",
+                    "use float16 or float32" if typed else "",
+                )
+                refused.node = node.name
+                raise refused from None
             found = (UNKNOWN,) * len(node.output)
         except (RuntimeError, ValueError):
             found = (UNKNOWN,) * len(node.output)

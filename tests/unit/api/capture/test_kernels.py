@@ -158,3 +158,22 @@ def test_a_capture_says_first_that_no_session_on_the_cpu_opens_it() -> None:
     text = " ".join(show(render(captured(step_of("float64"), "grad")), stdout=False).split())
     assert text.startswith("ONNX Runtime cannot run 2 nodes in double on the CPU (Conv '")
     assert text.count("no session opens; sessions on CUDA run them; use float16 or float32") == 1
+
+
+class Mixed(nn.Module):  # type: ignore[name-defined,misc]
+    """A convolution, for autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 2, 3)
+
+    def forward(self, x: Any) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.stem(x).float().mean((2, 3))
+
+
+def test_a_bfloat16_convolution_is_refused_with_its_module_and_line() -> None:
+    batch = torch.randn(2, 1, 8, 8), torch.tensor([0, 1])
+    with pytest.raises(ModelError, match=r"bfloat16.* \(module 'stem', .*py:\d+\)") as caught:
+        captured(memplan.TorchStep(Mixed(), F.cross_entropy, batch), "grad")
+    assert caught.value.hint.startswith("use float16 or float32")

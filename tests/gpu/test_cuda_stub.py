@@ -23,7 +23,7 @@ from memplan.api.state_modes import bindings, settled
 from memplan.errors import RuntimeUnavailableError
 from memplan.ops.kernels import COPY_OPS
 from memplan.passes.manager import PassManager
-from memplan.passes.masks import Masks
+from memplan.passes.order import Order
 from memplan.passes.release import Release
 from memplan.planning.plain.as_loaded import as_loaded
 from memplan.runtime.inputs import synthesize
@@ -186,7 +186,7 @@ def test_copies_are_named_with_their_bytes(cuda_stub: Path, tmp_path: Path) -> N
     assert sum(n.op == "MemcpyFromHost" for n in ran.measured.nodes) == 5  # w among them
 
 
-# What free passes change: a pool as PyTorch exports it, half of a split, a mask that is read late.
+# What free passes change: half of a pool and of a split, a mask that is read late.
 FREED = """<ir_version: 8, opset_import: ["" : 18]>
 freed (float[2,4,16,16] x) => (float[2,4,16,16] y, int64[2,4,8,8] z)
 <int64[2] first = {0, 0}, int64[2] second = {1, 1}, int64[2] axes = {2, 3}, float zero = {0},
@@ -215,7 +215,7 @@ def test_what_is_freed_stays_on_the_device(cuda_stub: Path, tmp_path: Path) -> N
     kind = session_kind("tuned", "cuda")
     model = open_model(path)
     first = simulate(model.graph, kind)
-    steps = PassManager([Release(), Masks()]).run(model, first)
+    steps = PassManager([Release(), Order(rounds=2)]).run(model, first)
     assert all(step.changed for step in steps)
     onnx.save(steps[-1].model.prepared.proto, path)
     ran = run(path)

@@ -139,7 +139,6 @@ ELSEWHERE = {
     "browser.md": "tests/e2e/test_browser_page.py",
     "commands/device.md": "what it prints is of the machine",
     "commands/lower.md": "its LeNet is not in the repository; from-onnxruntime-training.md",
-    "extending.md": "tests/unit/solver/strategies/test_registry.py",
     "from-onnxruntime-training.md": "tests/ort/test_pages.py",
     "gradients.md": "tests/ort/test_pages.py",
     "how/dropout.md": "the reader's own model",

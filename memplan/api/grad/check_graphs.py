@@ -21,6 +21,7 @@ from memplan.proto.edit import copied, drop_named, remove_unread, replace_nodes
 from memplan.proto.fed_draws import NORMAL, cannot_be_fed, family, feed_draws, random_nodes
 from memplan.proto.nodes import reads_of
 from memplan.proto.weights import external_content
+from memplan.runtime.archive import BFLOAT16, bfloat16_values
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.room import available_bytes
@@ -94,8 +95,12 @@ class Bound:
         return bind_dims(model, {n: size for n, size in self.prepared.dims.items() if n in names})
 
     def inputs(self, draw: int, also: Collection[str]) -> dict[str, Array]:
-        """Made-up inputs, of one kind or another."""
-        return dict(synthesize(opened(self.prepared).graph, 0, draw, also))
+        """Made-up inputs, of one kind or another; bfloat16 as float32."""
+        made = synthesize(opened(self.prepared).graph, 0, draw, also)
+        return {
+            name: bfloat16_values(value) if value.dtype == BFLOAT16 else value
+            for name, value in made.items()
+        }
 
 
 def bounds(forward: onnx.ModelProto, problem: Differentiated) -> Iterator[Bound]:

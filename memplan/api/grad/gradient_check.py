@@ -86,6 +86,11 @@ _SINGLE_GRADIENTS = Measure((1e-6, 1e-7), 1e-3, 2.0**-52, 2)
 _PARTLY = Measure((1e-3, 1e-4), 1e-2, 2.0**-30, 3)
 """Parts of the forward graph, too: rounding of single elements mostly cancels out in a loss."""
 _SINGLE = Measure((1e-2, 2e-3), 2e-2, 2.0**-23, 3)
+_CONSTANTS: Mapping[int, float] = {
+    onnx.TensorProto.FLOAT16: 2.0**-9,
+    onnx.TensorProto.BFLOAT16: 2.0**-6,
+}
+"""What the rounding of some constants of a gradient comes to, in narrow types."""
 
 
 def checked(
@@ -247,6 +252,9 @@ class Comparison:
         self.measure = _EXACT if exact else _SINGLE
         if exact and (forward or training):
             self.measure = _PARTLY if forward else _SINGLE_GRADIENTS
+        kinds = {each.dtype for each in self.at.prepared.types.values()}
+        rounding = max(_CONSTANTS.get(kind, 0.0) for kind in kinds)
+        self.measure = replace(self.measure, tolerance=max(self.measure.tolerance, rounding))
         self._find_inputs(self.pair)
         outputs = self.pair.training.run(self._fed(self.now, self.pair.training.inputs))
         for x, name in self.gradients.items():
@@ -355,7 +363,7 @@ class Comparison:
         """How far the forward graph is off by its own rounding: what weights that are off by less
         than that change."""
         own = 64 * self.measure.epsilon * abs(self.loss)
-        if self.measure in (_EXACT, _SINGLE_GRADIENTS):
+        if self.measure.epsilon == _EXACT.epsilon:
             return own
         generator = np.random.default_rng(13)
         moved = dict(self.now)
@@ -385,6 +393,8 @@ class Comparison:
                 return math.inf
             error = max(min(slopes) - given, given - max(slopes), 0.0)
             size = max(usual, abs(slopes[0]))
+            if not size:
+                return 0.0
             granted = self.noise / step + (0.0 if before is None else abs(slopes[0] - before))
             before, off = slopes[0], None
             if granted <= _UNSETTLED * size:

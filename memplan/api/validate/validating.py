@@ -214,7 +214,8 @@ def _validate(bench: Bench, case: _Case, findings: list[Finding]) -> Validation:
     # Of plain sessions, which fuse each file by itself, the proof says nothing to the bit.
     unlike = judged.unlike if kind.name == "tuned" and equivalence.proved else ()
     contradicted = contradictions(equivalence, unlike, bench.request.threads)
-    clones, ran = clone_names(after), {node.name for node in second.measured.nodes}
+    own = on_devices(case.after, kind)  # a session may have merged what was recomputed
+    clones, ran = clone_names(own), {node.name for node in second.measured.nodes}
     kept = order_kept(after, timeline, second.measured)
     unrun, unrun_notes = unrun_draws(bench, first, second)
     wrong_after, excused_after = prediction_differences(after_run, after_doubt)
@@ -233,7 +234,7 @@ def _validate(bench: Bench, case: _Case, findings: list[Finding]) -> Validation:
         ],
         "nodes": [
             *_order_findings(kept, misplaced(after, second.measured)),
-            *clone_findings(after, timeline, second.measured),
+            *clone_findings(own, simulate(own.graph, kind, own.devices), second.measured),
         ],
     }
     findings += [Finding(part, text) for part, texts in found.items() for text in texts]

@@ -137,13 +137,19 @@ def _compared(node: onnx.NodeProto, draw: str, share: float) -> list[onnx.NodePr
 
 
 def _dropout(node: onnx.NodeProto, draw: str) -> list[onnx.NodeProto]:
-    x, ratio = node.input[0], [*node.input, ""][1]
+    x, ratio, training = [*node.input, "", ""][:3]
     kept = node.output[1] if len(node.output) > 1 and node.output[1] else f"{draw}/kept"
     first = helper.make_node("Constant", [], [f"{draw}/ratio"], value_float=0.5)
     if ratio:
         first = helper.make_node("Cast", [ratio], [f"{draw}/ratio"], to=_FLOAT)
+    begun = [first]
+    if training:  # computed: it may say that nothing is dropped
+        first.output[0] = f"{draw}/if_training"
+        begun.append(helper.make_node("Cast", [training], [f"{draw}/training"], to=_FLOAT))
+        inputs = [f"{draw}/if_training", f"{draw}/training"]
+        begun.append(helper.make_node("Mul", inputs, [f"{draw}/ratio"]))
     return [
-        first,
+        *begun,
         helper.make_node("Constant", [], [f"{draw}/one"], value_float=1.0),
         helper.make_node("Constant", [], [f"{draw}/zero"], value_float=0.0),
         helper.make_node("Sub", [f"{draw}/one", f"{draw}/ratio"], [f"{draw}/share"]),

@@ -62,7 +62,7 @@ def _strictly_inferred(bound: onnx.ModelProto) -> onnx.ModelProto:
     try:
         return native.infer_shapes(model, strict=True)
     except onnx.shape_inference.InferenceError as error:
-        if _IN_A_FUNCTION in str(error) or _UNTYPED in str(error):
+        if _IN_A_FUNCTION in str(error) or _UNTYPED in str(error).splitlines()[0]:
             return model
         reason = str(error).splitlines()[0].removeprefix("[ShapeInferenceError] ")
         raise ModelError(

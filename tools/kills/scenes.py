@@ -31,7 +31,9 @@ SCENES = {
         "forward.onnx",
     ),
     "lower": Scene(
-        ("lower", "old.onnx", "--weights", "copy", "-o", "step.onnx"), ("step.onnx",), "old.onnx"
+        ("lower", "old.onnx", "--no-check", "--weights", "copy", "-o", "step.onnx"),
+        ("step.onnx",),
+        "old.onnx",
     ),
     "rewrite": Scene(
         (

@@ -169,7 +169,17 @@ def global_average_pool(ctx: Context) -> Gradients:
 
 @gradient("LpPool")
 def lp_pool(ctx: Context) -> Gradients:
-    """(Σ|x|ᵖ)^(1/p): y^(1-p), added over the windows, times |x|^(p-1) with the sign of x."""
+    """(Σ|x|ᵖ)^(1/p): y^(1-p), added over the windows, times |x|^(p-1) with the sign of x.
+
+    Raises:
+        ModelError: ``ceil_mode``: ONNX Runtime (1.31.1) states shapes for such pools that its own
+            kernels do not make, and what reads y beside others then fails.
+    """
+    if ctx.attribute("ceil_mode", 0):
+        raise ModelError(
+            f"the gradient of LpPool '{ctx.node.name}' needs ceil_mode = 0",
+            "write the padding that is meant as the attribute pads",
+        )
     power = ctx.attribute("p", 2)
     return (_added(ctx, _by_norm(ctx, power), _windows(ctx), 1.0) * _slope(ctx, power),)
 

@@ -135,4 +135,6 @@ def _fits(problem: Problem, tensor: int, small: int) -> bool:
     labels = problem.labels
     if labels is None:
         return True
+    if tensor >= len(labels.names):  # it only keeps nodes in order
+        return False
     return bool(labels.elements[tensor] > small) and not bool(labels.unfit[tensor])

@@ -72,7 +72,7 @@ class Named(KeepSet):
         wanted = list(filter(None, (name.strip() for name in self.names.split("+"))))
         if not wanted:
             raise UsageError("strategy 'list' needs names", "write --strategy 'list{names=a+b}'")
-        made = {labels.names[t]: t for t in _made(step)}
+        made = {labels.names[t]: t for t in _made(step, labels)}
         yield roots_with(step, [t for name in wanted for t in _find(name, made, labels)])
 
 
@@ -93,7 +93,7 @@ class Collection(KeepSet):
             UsageError: nothing of the forward part is marked.
         """
         labels = _labels(step.problem)
-        chosen = [t for t in _made(step) if labels.marked[t]]
+        chosen = [t for t in _made(step, labels) if labels.marked[t]]
         if not chosen:
             raise UsageError(
                 "no tensor of the forward part is marked as a checkpoint",
@@ -129,10 +129,11 @@ def _labels(problem: Problem) -> Labels:
     return problem.labels
 
 
-def _made(step: TrainingStep) -> list[int]:
-    """What the forward part makes, in order."""
+def _made(step: TrainingStep, labels: Labels) -> list[int]:
+    """What the forward part makes, in order; what only keeps nodes in order (state in place) has no
+    name."""
     found = (t for node in step.sequence[: step.cut] for t in step.links.writes[node])
-    return list(dict.fromkeys(found))
+    return [t for t in dict.fromkeys(found) if t < len(labels.names)]
 
 
 def _find(name: str, made: dict[str, int], labels: Labels) -> Sequence[int]:

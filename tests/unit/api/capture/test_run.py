@@ -262,8 +262,10 @@ def test_checkpoints_of_the_model_are_marked() -> None:
             super().__init__()
             blocks = [nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 4)) for _ in "ab"]
             self.blocks, self.reentrant = nn.ModuleList(blocks), reentrant
+            self.scale = nn.Parameter(torch.ones(4))
 
         def forward(self, x: Any) -> Any:
+            x = x * self.scale  # or a reentrant checkpoint would train nothing
             for block in self.blocks:
                 x = x + checkpoint(block, x, use_reentrant=self.reentrant)
             return x.square().mean()
@@ -275,7 +277,7 @@ def test_checkpoints_of_the_model_are_marked() -> None:
             for node in capture.model.graph.node
             if any(item.key == CHECKPOINT_KEY for item in node.metadata_props)
         ]
-        assert marked == ["linear_1", "add", "linear_3"]
+        assert marked == ["mul", "linear_1", "add", "linear_3"]
         assert any("torch.utils.checkpoint" in note for note in capture.notes)
 
 

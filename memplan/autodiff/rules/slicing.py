@@ -48,11 +48,10 @@ def _span(ctx: Context, x: Value, axis: int, slot: int, step: int) -> Span:
         begin = _clamped(first, size, step)
         if isinstance(left, int):
             return _static(ctx, begin, left, size, step)
-    if step == 1 and first is not None and first >= 0 and last is not None:
-        if last < 0:
-            return Span(ctx.const([first]), ctx.const([-last]), 1)
-        if last >= _HUGE:
-            return Span(ctx.const([first]), ctx.const([0]), 1)
+    if step == 1 and first is not None and last is not None and (last < 0 or last >= _HUGE):
+        behind = max(-last, 0)
+        if first >= 0 and first + behind <= 1:  # more may leave less than nothing of a small size
+            return Span(ctx.const([first]), ctx.const([behind]), 1)
     return _at_run_time(ctx, x, axis, slot, step)
 
 
@@ -82,6 +81,8 @@ def _at_run_time(ctx: Context, x: Value, axis: int, slot: int, step: int) -> Spa
         top = size if step > 0 else size - 1
         begin = ctx.op("Min", ctx.op("Max", begin, ctx.const([0])), top)
         reach = (count - 1) * abs(step)
+        if abs(step) > 1:  # of no element, it ends right before where it would begin
+            reach = ctx.op("Max", reach, ctx.const([-1]))
         before = begin if step > 0 else begin - reach
         behind = size - before - reach - 1
     return Span(before, behind, step)

@@ -32,6 +32,35 @@ def test_an_odd_form(name: str) -> None:
     check((model, {"x": draw(sizes)}))
 
 
+@pytest.mark.parametrize(
+    ("bounds", "rows"),
+    [
+        ((2, 1, 2), 4),
+        ((2, 1, 3), 4),
+        ((1, -1, -2), 4),
+        ((0, 3, -3), 4),
+        ((1, 4, 3), 1),
+        ((1, -1, 1), 1),
+        ((2, 10**12, 1), 1),
+        ((2, -3, 1), 4),
+        ((2, -3, 1), 7),
+        ((1, -1, 1), 4),
+    ],
+)
+def test_a_slice_of_an_open_size(bounds: tuple[int, int, int], rows: int) -> None:
+    """What is left of few rows may be nothing, before its end or behind it."""
+    names = "".join(f", int64[1] {n} = {{{b}}}" for n, b in zip("set", bounds, strict=True))
+    text = f"""<ir_version: 10, opset_import: ["" : 20]>
+    g (float[N,3] x) => (float y) <float[3] w = {{1, 2, 3}}, int64[1] a = {{0}}{names}>
+    {{ m = Mul (x, w) c = Slice (m, s, e, a, t)
+      q = ReduceSum <keepdims = 0> (c) r = ReduceSum <keepdims = 0> (m) y = Add (q, r) }}"""
+    x = np.arange(rows * 3, dtype=np.float32).reshape(rows, 3)
+    taken = np.ones_like(x)
+    taken[slice(*bounds)] += 1
+    found = runtime(memplan.gradients(parse(text), "y", ["x"]), {"x": x})
+    np.testing.assert_array_equal(found["x_grad"], taken * np.asarray([1, 2, 3], np.float32))
+
+
 def test_a_window_that_would_begin_behind_the_end() -> None:
     """ONNX's inference counts it, ONNX Runtime does not make it."""
     pool = "MaxPool <ceil_mode = 1, kernel_shape = [1, 2], strides = [1, 3]>"

@@ -11,6 +11,7 @@ import onnx
 
 from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.value import Number, Value
+from memplan.errors import ModelError
 from memplan.proto.nodes import operator_key
 from memplan.shapes.tensor_type import Dim, Shape, TensorType
 
@@ -75,9 +76,10 @@ class Operations:
     def reshape(self, value: Value, shape: Sequence[Dim], like: Value | None = None) -> Value:
         """``value`` in another shape, of which one dimension may be symbolic.
 
-        ``like`` is a tensor of that shape; it is needed where more dimensions are symbolic.
+        ``like`` is a tensor of that shape; it is needed where more dimensions are symbolic and
+        not all of them are ``value``'s.
         """
-        target = tuple(shape)
+        target, given = tuple(shape), value
         made = self.maker(value)
         if made is not None and made.op_type == "Reshape" and self.in_backward_part(value):
             value = self.tensor(made.input[0])
@@ -87,10 +89,21 @@ class Operations:
         if len(names) <= 1 and 0 not in target:
             numbers = [dim if isinstance(dim, int) else -1 for dim in target]
             wanted = self.const(numbers)
-        else:
-            if like is None:
-                raise ValueError(f"{value.name}: two symbolic dimensions in {target}")
+        elif like is not None:
             wanted = self.shape_of(like)
+        else:
+            if 0 in target or not set(names) <= {*given.shape} - {""}:
+                raise ModelError(
+                    f"the gradient behind '{given.name}' needs static shapes: "
+                    f"no size of {target} may be 0 or unknown in {given.shape}"
+                )
+            parts = [
+                self.const([dim])
+                if isinstance(dim, int)
+                else self.dims(given, [given.shape.index(dim)])
+                for dim in target
+            ]
+            wanted = self.vector(parts)
         return self.op("Reshape", value, wanted, result=TensorType(value.dtype, target))
 
     def reshape_like(self, value: Value, like: Value) -> Value:

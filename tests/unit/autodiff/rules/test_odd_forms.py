@@ -61,6 +61,13 @@ def test_a_slice_of_an_open_size(bounds: tuple[int, int, int], rows: int) -> Non
     np.testing.assert_array_equal(found["x_grad"], taken * np.asarray([1, 2, 3], np.float32))
 
 
+def test_groups_of_channels_before_two_open_sizes() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 20]>
+    g (double[1,4,H,W] x, double[4,2,1,2] w) => (double[1,4,H,V] y)
+    { y = ConvTranspose <group = 2, kernel_shape = [1, 2]> (x, w) }"""
+    check((parse(text), {"x": draw([1, 4, 2, 3]), "w": draw([4, 2, 1, 2], 1)}))
+
+
 def test_a_window_that_would_begin_behind_the_end() -> None:
     """ONNX's inference counts it, ONNX Runtime does not make it."""
     pool = "MaxPool <ceil_mode = 1, kernel_shape = [1, 2], strides = [1, 3]>"

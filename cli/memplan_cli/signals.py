@@ -73,7 +73,12 @@ def interrupt_on_signals() -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     received.append(signal.Signals(number))
+    threading.excepthook = _untold
     raise KeyboardInterrupt
+
+
+def _untold(args: threading.ExceptHookArgs) -> None:
+    """A library's thread that fails since its work was taken away is no news to anyone."""
 
 
 def raise_lost_interrupts_again() -> None:

@@ -109,6 +109,24 @@ def test_an_interrupted_sweep_says_how_to_go_on(tmp_path: Path) -> None:
     ]
 
 
+def test_a_thread_that_fails_at_an_interrupt_says_nothing() -> None:
+    """joblib's, while it starts, may find its queue gone."""
+    code = """
+import os, signal, threading
+from memplan_cli.signals import interrupt_on_signals
+interrupt_on_signals()
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+    signal.pause()
+except KeyboardInterrupt:
+    thread = threading.Thread(target=lambda: 1 / 0)
+    thread.start()
+    thread.join()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_points_that_fail_are_rows(inside: Memplan, tmp_path: Path) -> None:
     done = inside("sweep", MODEL, "missing.onnx", "--dim", "N=8", *QUICK)
     assert done.returncode == 0

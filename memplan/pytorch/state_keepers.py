@@ -270,5 +270,9 @@ def iterator_copy(held: Any) -> Any:
 
 def is_iterator(held: Any) -> bool:
     """Whether something is an iterator of Python's own."""
-    kind = type(held)
+    return is_iterator_class(type(held))
+
+
+def is_iterator_class(kind: type) -> bool:
+    """Whether the objects of a class are."""
     return kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__")

@@ -469,7 +469,7 @@ def _rule_of(kind: type) -> str:
     for kinds, rule in _RULES:
         if issubclass(kind, kinds):
             return rule
-    if kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__"):
+    if keepers.is_iterator_class(kind):
         return "iterator"
     return "object" if is_entered(kind) and kind is not object else "opaque"
 

@@ -41,6 +41,16 @@ def session_options(kind: str = "tuned", dims: Mapping[str, int] | None = None) 
     return options
 
 
+def held_options(*, optimized: bool) -> Any:
+    """Options of a plain session whose results are held against others: what fails raises, and is
+    not printed too. Without the runtime's optimizations, what runs is the file."""
+    options = session_options("default")
+    options.log_severity_level = 4
+    if not optimized:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return options
+
+
 def point_to_weights(options: Any, folder: Path | None) -> None:
     """Let a session that is given a model's bytes find its external data."""
     if folder is not None:

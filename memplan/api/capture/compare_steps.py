@@ -135,7 +135,8 @@ def compare(
 ) -> Compared:
     """Hold tensors against PyTorch's, or against its exact ones, each entry against the nearer. One
     that is not finite must be so in PyTorch."""
-    worst, error, differences, empty = "", 0.0, [], []
+    worst, error, empty = "", 0.0, []
+    differences: list[Difference] = []
     for name, want in wanted.items():
         got = found[name]
         right = exact.get(name, want)
@@ -144,10 +145,8 @@ def compare(
             empty.append(name)
         scale = max(largest_of(right), largest_of(want))
         allowed = tolerance.of(name, scale)
-        relative = apart / scale if scale else (0.0 if apart <= allowed else float("inf"))
-        if apart > allowed:
-            bound = allowed / scale if scale else 0.0
-            differences.append(Difference(kind, name, relative, bound, step))
+        relative, wrong = _judged(kind, name, step, apart, allowed, scale)
+        differences += wrong
         if scale > ZERO_UNITS * _UNIT * tolerance.largest and relative >= error:
             worst, error = name, relative
     return Compared(error, worst, tuple(differences), tuple(empty))
@@ -222,13 +221,20 @@ def compare_update(
     if rough and before is not None and np.isfinite(apart):
         apart = float(np.linalg.norm(found - wanted))
         allowed += _ROUGH_SHARE * float(np.linalg.norm(wanted - before))
-    error = apart / largest if largest else (0.0 if apart <= allowed else float("inf"))
-    differences: tuple[Difference, ...] = ()
-    if apart > allowed:
-        kind = "state" if before is None else "parameter"
-        bound = allowed / largest if largest else 0.0
-        differences = (Difference(kind, name, error, bound, step),)
+    kind = "state" if before is None else "parameter"
+    error, differences = _judged(kind, name, step, apart, allowed, largest)
     return Compared(error, name, differences)
+
+
+def _judged(
+    kind: str, name: str, step: int, apart: float, allowed: float, scale: float
+) -> tuple[float, tuple[Difference, ...]]:
+    """An error relative to the largest entry, and that it is a difference where it is one."""
+    error = apart / scale if scale else (0.0 if apart <= allowed else float("inf"))
+    if apart > allowed:
+        bound = allowed / scale if scale else 0.0
+        return error, (Difference(kind, name, error, bound, step),)
+    return error, ()
 
 
 def rounding_of_loss(size: float) -> float:

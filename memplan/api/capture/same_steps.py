@@ -44,6 +44,4 @@ def _unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
 def _close(one: Any, other: Any) -> bool:
     if one.shape != other.shape:
         return False
-    finite = [a[np.isfinite(a)] for a in (one, other)]
-    largest = max(largest_of(a) for a in finite)
-    return distance(one, other) <= _SHARE * largest
+    return distance(one, other) <= _SHARE * max(largest_of(one), largest_of(other))

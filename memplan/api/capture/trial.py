@@ -106,20 +106,18 @@ class Trial:
             require_runtime()
         except RuntimeUnavailableError as error:
             raise NotComparableError(Skip.NO_RUNTIME, error.message) from error
-        from memplan.runtime.session_options import session_options
+        from memplan.runtime.session_options import held_options
         from memplan.runtime.sessions import open_session, run_step
 
         try:
             spoiled = infinite is not None
             session = self._sessions.get(spoiled) if optimized else None
             if session is None:
-                options = session_options("default")
-                options.log_severity_level = 4
-                if not optimized:
-                    options.graph_optimization_level = type(options.graph_optimization_level)(0)
                 model = _spoiled(self._model, self.gradients) if spoiled else self._model
                 session = open_session(
-                    model.SerializeToString(), RunRequest(session="default"), options
+                    model.SerializeToString(),
+                    RunRequest(session="default"),
+                    held_options(optimized=optimized),
                 )
                 if optimized:
                     self._sessions[spoiled] = session
@@ -158,9 +156,8 @@ def _spoiled(model: onnx.ModelProto, gradients: Mapping[str, str]) -> onnx.Model
     for node in model.graph.node:
         found = [name for name in node.output if name in named]
         rename = {name: f"{_ADDED}to/{name}" for name in found}
-        kept = onnx.NodeProto.FromString(node.SerializeToString())
-        kept.output[:] = [rename.get(name, name) for name in node.output]
-        made.append(kept)
+        node.output[:] = [rename.get(name, name) for name in node.output]
+        made.append(node)
         for name in found:
             added = f"{_ADDED}{named[name]}"
             model.graph.input.add().CopyFrom(helper.make_tensor_value_info(added, _FLOAT, ()))

@@ -20,7 +20,7 @@ from memplan.errors import MemplanError
 from memplan.proto.edit import copied, drop_named, remove_unread, replace_nodes
 from memplan.proto.fed_draws import NORMAL, cannot_be_fed, family, feed_draws, random_nodes
 from memplan.proto.nodes import reads_of
-from memplan.proto.weights import external_content
+from memplan.proto.weights import embed_weights
 from memplan.runtime.archive import BFLOAT16, bfloat16_values
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.messages import RunRequest
@@ -211,21 +211,18 @@ def with_offsets(
 
 
 def take_weights(
-    model: onnx.ModelProto, folder: Path, always: Collection[str], values: dict[str, Array]
+    model: onnx.ModelProto, path: Path, always: Collection[str], values: dict[str, Array]
 ) -> None:
     """Make inputs of floats with a value, in place, and add their values, in float64.
 
-    Few elements that are not to be so ``always`` stay in the model: inference may read them.
+    Few elements that are not to be so ``always`` stay in the model: inference may read them. Those
+    in other files lie beside ``path``.
     """
+    embed_weights(model, path)
     graph = model.graph
     given = {value.name for value in graph.input}
     taken = set()
     for tensor in graph.initializer:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            content = external_content(tensor, folder)
-            tensor.raw_data = content
-            tensor.data_location = onnx.TensorProto.DEFAULT
-            del tensor.external_data[:]
         inside = tensor.data_type not in FLOATS or math.prod(tensor.dims) <= _FED
         if inside and tensor.name not in given and tensor.name not in always:
             continue
@@ -301,13 +298,11 @@ class Runner:
             NoKernelError: no session opens.
             BrokenGraphError: nor is that for want of a kernel, with ``gradients``.
         """
-        from memplan.runtime.session_options import session_options
+        from memplan.runtime.session_options import held_options
         from memplan.runtime.sessions import open_session
 
         self._gradients = gradients
-        options = session_options("default")
-        options.log_severity_level = 4
-        options.graph_optimization_level = type(options.graph_optimization_level)(0)
+        options = held_options(optimized=False)
         try:
             request = RunRequest(session="default", spin=False)
             self._session = open_session(model.SerializeToString(), request, options)
@@ -340,13 +335,13 @@ class Runner:
         }
 
     def _failed(self, error: Exception, what: str) -> Exception:
-        from memplan.runtime.run_failures import explain
+        from memplan.runtime.run_failures import explain, lacks_kernel, out_of_memory
 
         text = str(error)
         said = explain(text, what, "cpu").message
-        if "allocat" in text:
+        if isinstance(error, MemoryError) or out_of_memory(text):
             return NotComparableError(said)
-        broken = self._gradients and "NOT_IMPLEMENTED" not in text
+        broken = self._gradients and not lacks_kernel(text)
         return BrokenGraphError(said) if broken else NoKernelError(said)
 
 

@@ -21,7 +21,7 @@ from onnx import helper, numpy_helper
 
 from memplan.ops.float_types import unsupported_kernels
 from memplan.proto import native
-from memplan.proto.edit import replace_nodes
+from memplan.proto.edit import copied, replace_nodes
 from memplan.proto.nodes import all_graphs, is_standard
 from memplan.shapes.infer import run_inference, stated_types, without_weights
 from memplan.shapes.tensor_type import FLOATS, UNKNOWN, TensorType
@@ -47,7 +47,7 @@ def in_double(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[str, ...]]
     Args:
         model: without weights in other files; initializers that are in it are converted, too.
     """
-    result = onnx.ModelProto.FromString(model.SerializeToString())
+    result = copied(model)
     for graph in all_graphs(result.graph):
         _convert(graph)
     used = {node.op_type for graph in all_graphs(result.graph) for node in graph.node}

@@ -192,6 +192,10 @@ def _begun(value: Array, generator: np.random.Generator) -> Array:
     return generator.standard_normal(value.shape) / math.sqrt(fan)
 
 
+def _root_mean_square(value: Array) -> float:
+    return float(np.sqrt(np.mean(np.square(value)))) if value.size else 0.0
+
+
 class Comparison:
     """Both graphs at certain sizes."""
 
@@ -209,10 +213,9 @@ class Comparison:
         computed = {name for node in forward.graph.node for name in node.output}
         self.computed = {x for x in gradients if x in computed}
         with_offsets(forward, self.computed, at.prepared.types, self.values)
-        folder = problem.path.parent
         require_room(at.prepared, (forward, training))
         for model in (forward, training):
-            take_weights(model, folder, gradients, self.values)
+            take_weights(model, problem.path, gradients, self.values)
         self.forward, self.training = forward, training
         self.found: dict[str, Array] = {}
         self.sizes: dict[str, float] = {}
@@ -267,8 +270,7 @@ class Comparison:
 
     def _size(self, x: str) -> float:
         array = self.here if x in self.computed else self.now
-        value = array.get(x)
-        size = 0.0 if value is None or not value.size else float(np.sqrt(np.mean(value * value)))
+        size = _root_mean_square(array[x]) if x in array else 0.0
         return size if size > 0 and math.isfinite(size) else _MOVED
 
     def _level(self) -> None:
@@ -328,7 +330,7 @@ class Comparison:
             if x not in self.computed and x not in self.values and value.size:
                 value = _begun(value, generator)
             if x not in self.computed:
-                size = float(np.sqrt(np.mean(np.square(value)))) if value.size else 0.0
+                size = _root_mean_square(value)
                 moved = generator.standard_normal(value.shape)
                 made[slot] = value + moved * (_MOVED * size if size else _MOVED)
         if LOSS_SCALE in made:  # gradients are compared before they are unscaled
@@ -381,12 +383,13 @@ class Comparison:
         A second, shorter step is taken where the first differs. What the two disagree by is
         granted: the derivative is not better known.
         """
-        given = sum(float(np.sum(self.found[x] * self._direction(x, number))) for x in xs)
+        along = {x: self._direction(x, number) for x in xs}
+        given = sum(float(np.sum(self.found[x] * along[x])) for x in xs)
         usual = math.hypot(*(np.linalg.norm(self.found[x]) * self.sizes[x] for x in xs))
         before: float | None = None
         off: float | None = None
         for step in self.measure.steps:
-            slopes = self._slopes(xs, number, step)
+            slopes = self._slopes(along, step)
             if not all(map(math.isfinite, slopes)):
                 continue
             if not math.isfinite(given):
@@ -405,12 +408,12 @@ class Comparison:
                 return 0.0
         return off
 
-    def _slopes(self, xs: Collection[str], number: int, step: float) -> list[float]:
+    def _slopes(self, along: Mapping[str, Array], step: float) -> list[float]:
         """The central difference; and those to both sides where tensors are computed: at a kink of
         what reads them, anything between is right."""
-        ahead, behind = (self._moved(xs, number, sign * step) for sign in (1, -1))
+        ahead, behind = (self._moved(along, sign * step) for sign in (1, -1))
         slopes = [(ahead - behind) / (2 * step)]
-        if self.computed.intersection(xs):
+        if self.computed.intersection(along):
             slopes += [(ahead - self.loss) / step, (self.loss - behind) / step]
         return slopes
 
@@ -419,11 +422,11 @@ class Comparison:
         shape = self.found[x].shape
         return np.random.default_rng(seed).standard_normal(shape) * self.sizes[x]
 
-    def _moved(self, xs: Collection[str], number: int, step: float) -> float:
+    def _moved(self, along: Mapping[str, Array], step: float) -> float:
         moved = dict(self.now)
-        for x in xs:
+        for x, direction in along.items():
             slot = self._slot(x)
-            moved[slot] = moved[slot] + step * self._direction(x, number)
+            moved[slot] = moved[slot] + step * direction
         return self._objective(self.pair.forward.run(moved))
 
     def _slot(self, x: str) -> str:

@@ -1,4 +1,4 @@
-"""What all commands have in common: examples in the help, logging."""
+"""What all commands have in common: examples in the help, logging, options that are gone."""
 
 from __future__ import annotations
 
@@ -15,6 +15,14 @@ from memplan_cli.logs import logging_to_stderr
 # Of help texts, which are as wide as the terminal up to 100 columns.
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _DEFAULTS = re.compile(rb"^\s*\[\s*tool\s*\.\s*memplan\s*[.\]]", re.MULTILINE)
+# What earlier versions had, by command, and what does it now: an option, an option with one of its
+# values, or an argument.
+GONE = {
+    ("analyze", "--format chrome-trace"): "--format html, or torch-snapshot",
+    ("analyze", "--frontier"): "memplan sweep MODEL --budget 40%,60%,80%",
+    ("plan-as", "jax"): "memplan plan-as torch PLAN",
+    ("plan-as", "maxtext"): "memplan plan-as torch PLAN",
+}
 _UNBREAKABLE = str.maketrans("-", "\N{NON-BREAKING HYPHEN}")
 
 
@@ -47,6 +55,14 @@ class Command(click.Command):
         super().__init__(*args, **settings)
         self.examples = tuple(examples)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The arguments; what is gone is told with what does it now."""
+        try:
+            return super().parse_args(ctx, args)
+        except (click.NoSuchOption, click.BadParameter) as error:
+            _refuse_gone(self.name or "", error)
+            raise
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; ``-v`` shows what memplan logs."""
         _refuse_defaults()
@@ -59,6 +75,26 @@ class Command(click.Command):
             with formatter.section("Examples"):
                 for example in self.examples:
                     formatter.write(f"{'':{formatter.current_indent}}{example}\n")
+
+
+def _refuse_gone(command: str, error: click.NoSuchOption | click.BadParameter) -> None:
+    """Refuse what earlier versions had.
+
+    Raises:
+        UsageError: ``error`` is about that.
+    """
+    for (place, name), instead in GONE.items():
+        if place == command and _is_about(error, name):
+            raise UsageError(f"{name} is gone", instead) from error
+
+
+def _is_about(error: click.NoSuchOption | click.BadParameter, name: str) -> bool:
+    """Whether an option, a value of one or an argument is what click does not know."""
+    if isinstance(error, click.NoSuchOption):
+        return error.option_name == name
+    option, _, value = name.rpartition(" ")
+    options = error.param.opts if isinstance(error.param, click.Option) else [""]
+    return option in options and f"'{value}' is not " in error.message
 
 
 def _refuse_defaults() -> None:

@@ -19,6 +19,7 @@ from memplan.api.rewrite.rewrite_result import RewriteOptions
 from memplan.api.sweep.request import SweepOptions
 from memplan.api.validate.validating import ValidateOptions
 from memplan.solver.strategies.builtin import Keep
+from memplan_cli.command import GONE
 from memplan_cli.main import COMMANDS, main
 from memplan_cli.shared_options import Report
 
@@ -102,6 +103,14 @@ def test_did_you_mean(arguments: list[str], problem: str, meant: str, run: Mempl
     assert error == f"error: unknown {problem}"
     assert hint.startswith("hint: did you mean ")
     assert meant in hint
+
+
+@pytest.mark.parametrize(("place", "name"), GONE)
+def test_what_is_gone_says_what_does_it_now(place: str, name: str, run: Memplan) -> None:
+    done = run(place, *name.split())
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [f"error: {name} is gone", f"hint: {GONE[place, name]}"]
+    assert done.stdout == ""
 
 
 def test_a_command_like_no_other(run: Memplan) -> None:

@@ -14,7 +14,7 @@ import onnx
 from memplan.errors import ModelError
 from memplan.processes.scratch import scratch_folder
 from memplan.proto.edit import copied
-from memplan.proto.flatbuffers import Table, root_table
+from memplan.proto.ort_format import UINT32, Table, root_table
 from memplan.proto.restore_order import sorted_nodes
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.session_options import point_to_weights, session_options
@@ -117,7 +117,7 @@ def _saved_graph(path: Path) -> Table:
 
 
 def _by_index(graph: Table) -> list[Table]:
-    return sorted(graph.tables(_NODES), key=lambda node: node.integer(_INDEX, "<I"))
+    return sorted(graph.tables(_NODES), key=lambda node: node.number(_INDEX, UINT32))
 
 
 def _bodies(node: Table) -> list[Table]:

@@ -14,7 +14,7 @@ import onnx
 
 from memplan.errors import ModelError
 from memplan.proto.elements import ELEMENT_BITS, tensor_bytes
-from memplan.proto.flatbuffers import Table, root_table
+from memplan.proto.ort_format import BOOL, FLOAT32, INT32, Table, damage_told, root_table
 from memplan.proto.paths import file_problem, read_bytes
 
 _LETTERS = b"ODTC"
@@ -55,36 +55,37 @@ def parse_checkpoint(data: bytes, shown: str) -> Checkpoint:
     Raises:
         ModelError: see :func:`read_checkpoint`.
     """
-    root = root_table(data, _LETTERS, shown)
-    state = root.table(_MODULE)
-    if state is None or state.integer(_NOMINAL, "<?") or state.integer(_EXTERNAL, "<?"):
-        raise ModelError(
-            f"{shown} holds no values of parameters, or names a file beside it that does",
-            "save the checkpoint with its values: nominal_checkpoint=False",
-        )
-    tensors = list(_tensors(state, len(data)))
+    with damage_told(shown):
+        root = root_table(data, _LETTERS, shown)
+        state = root.table(_MODULE)
+        if state is None or state.number(_NOMINAL, BOOL) or state.number(_EXTERNAL, BOOL):
+            raise ModelError(
+                f"{shown} holds no values of parameters, or names a file beside it that does",
+                "save the checkpoint with its values: nominal_checkpoint=False",
+            )
+        tensors = list(_tensors(state, len(data), shown))
+        rates = [group.number(_RATE, FLOAT32) for group in root.tables(_GROUPS)]
     values = {tensor.name: tensor for tensor in tensors}
     if len(values) < len(tensors):
         raise ModelError(f"{shown} has two values for one parameter", "save it again")
-    groups = [group.real(_RATE) for group in root.tables(_GROUPS)]
-    return Checkpoint(values, groups[0] if groups and groups[0] > 0 else None)
+    return Checkpoint(values, rates[0] if rates and rates[0] > 0 else None)
 
 
-def _tensors(state: Table, room: int) -> Iterator[onnx.TensorProto]:
+def _tensors(state: Table, room: int, shown: str) -> Iterator[onnx.TensorProto]:
     """Trained and frozen parameters; together they take no more than the file's ``room``."""
     for field in (_TRAINED, _FROZEN):
         for table in state.tables(field):
             name, dims = table.text(_NAME), table.integers(_DIMS)
-            dtype, content = table.integer(_TYPE, "<i"), table.blob(_CONTENT)
+            dtype, content = int(table.number(_TYPE, INT32)), table.blob(_CONTENT)
             fits = dtype in ELEMENT_BITS and len(dims) <= _MOST_DIMS and min(dims, default=0) >= 0
             if not name or not fits or tensor_bytes(dtype, dims) != len(content):
                 raise ModelError(
-                    f"{state.shown}: the parameter '{name}' has another size than its type",
+                    f"{shown}: the parameter '{name}' has another size than its type",
                     "save the checkpoint again",
                 )
             room -= len(content)
             if room < 0:
-                raise ModelError(f"{state.shown} is damaged: its parameters overlap")
+                raise ModelError(f"{shown} is damaged: its parameters overlap")
             yield onnx.TensorProto(name=name, data_type=dtype, dims=dims, raw_data=bytes(content))
 
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import flatbuffers
 import numpy as np
 import onnx
 import pytest
@@ -20,7 +21,6 @@ from memplan.autodiff.lowering.ort_checkpoint import parse_checkpoint, read_chec
 from memplan.errors import EXIT_MODEL, ModelError
 from memplan.ir.roles import Role
 
-flatbuffers: Any = pytest.importorskip("flatbuffers")  # comes with onnxruntime
 Array = Any
 
 
@@ -33,7 +33,8 @@ def vector(build: Any, offsets: list[int]) -> int:
 
 
 def tensor(build: Any, name: str, value: Array, dims: list[int] | None = None) -> int:
-    content, text = build.CreateByteVector(value.tobytes()), build.CreateString(name)
+    text = build.CreateString(name)  # first, so that the file ends with a name
+    content = build.CreateByteVector(value.tobytes())
     sizes = list(value.shape) if dims is None else dims
     build.StartVector(8, len(sizes), 8)
     for size in reversed(sizes):
@@ -164,6 +165,8 @@ def test_any_damage_is_an_error_of_the_model() -> None:
     data = checkpoint(*values())
     for k in range(len(data)):
         changed = (data[:k] + bytes([byte]) + data[k + 1 :] for byte in (0x00, 0x7F, 0xFF))
-        for damaged in (*changed, data[:k]):
+        for damaged in changed:
             with suppress(ModelError):
                 parse_checkpoint(damaged, "checkpoint")
+        with suppress(ModelError):  # no name and no value is cut: padding may be
+            assert parse_checkpoint(data[:k], "checkpoint") == parse_checkpoint(data, "checkpoint")

@@ -45,6 +45,9 @@ STEPS = (1e-5, 1e-4, 1e-6, 3e-7)
 """Of central differences; a gradient is wrong if it differs at each of them."""
 TOLERANCE, TOLERANCE_OF_FLOAT32 = 2e-6, 3e-3
 """Relative to the sum of all products of gradient and direction, by absolute value."""
+FLOOR, FLOOR_OF_FLOAT32 = 1e-9, 2e-5
+"""What rounding may hide where terms of a gradient cancel, or a slope is nearly flat; the gradients
+that are fed are of size 1."""
 _ROUNDING = 1e-14  # of a sum of products in float64, relative to the sum of absolute values
 _DIRECTIONS = 2
 _NAMED = re.compile(r"'[^']*'|\d+")
@@ -208,11 +211,12 @@ def _along(
         total = sum(float(term.sum()) for term in terms)
         return total, sum(float(np.abs(term).sum()) for term in terms)
 
+    floor = FLOOR_OF_FLOAT32 if tolerance == TOLERANCE_OF_FLOAT32 else FLOOR
     found = []
     for step in STEPS:
         (ahead, size), (behind, _) = objective(step), objective(-step)
         wanted = (ahead - behind) / (2 * step)
-        slack = tolerance * (scale + abs(wanted)) + 1e-9 + _ROUNDING * size / step
+        slack = tolerance * (scale + abs(wanted)) + floor + _ROUNDING * size / step
         if abs(wanted - given) <= slack:
             return Verdict("right")
         middle, _ = objective(0.0)

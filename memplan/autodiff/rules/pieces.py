@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.gradient_registry import Gradient, Gradients, gradient
+from memplan.autodiff.emit.operations import ALLOWZERO
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.rules.slicing import Span, pad_to, spans_of
 from memplan.shapes.tensor_type import TensorType
@@ -27,7 +28,10 @@ def tile(ctx: Context) -> Gradients:
         columns = [ctx.unsqueeze(v, [1]) for v in (repeats, ctx.shape_of(x))]
         shape = ctx.op("Reshape", ctx.op("Concat", *columns, axis=1), ctx.const([-1]))
     inner: tuple[int | str, ...] = tuple(n for dim in x.shape for n in ("", dim))
-    apart = ctx.op("Reshape", ctx.dy, shape, result=TensorType(ctx.dy.dtype, inner))
+    # Of what may be empty, a 0 is a size of its own, not that of another dimension.
+    empty = not all(isinstance(size, int) and size > 0 for size in x.shape)
+    zero = {"allowzero": 1} if empty and ctx.opset >= ALLOWZERO else {}
+    apart = ctx.op("Reshape", ctx.dy, shape, result=TensorType(ctx.dy.dtype, inner), **zero)
     return (ctx.reshape_like(ctx.sum(apart, range(0, 2 * x.rank, 2), keepdims=False), x),)
 
 

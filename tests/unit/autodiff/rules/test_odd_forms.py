@@ -88,6 +88,29 @@ def test_shapes_that_kernels_do_not_make() -> None:
         memplan.gradients(parse(text), "y", ["x"])
 
 
+@pytest.mark.parametrize("op", ["AveragePool", "MaxPool"])
+def test_dilated_windows_that_are_padded_otherwise_than_onnx_says(op: str) -> None:
+    """ONNX Runtime (1.31.1) pads as if the kernel were not dilated, and makes fewer elements."""
+    text = f"""<ir_version: 10, opset_import: ["" : 20]>
+    g (float[1,1,5] x) => (float[1,1,M] y)
+    {{ y = {op} <auto_pad = "SAME_UPPER", dilations = [2], kernel_shape = [2]> (x) }}"""
+    with pytest.raises(ModelError, match="needs pads instead of auto_pad"):
+        memplan.gradients(parse(text), "y", ["x"])
+
+
+def test_repetitions_of_an_open_size_that_is_empty() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 20]>
+    g (float[N,1] x, float[1,3] w) => (float y)
+    { r = Constant <value_ints = [2, 1]> ()  t = Tile (x, r)  u = Mul (t, w)
+      s = ReduceSum <keepdims = 0> (u)  v = ReduceSum <keepdims = 0> (w)  y = Add (s, v) }"""
+    trained = memplan.gradients(parse(text), "y", ["x", "w"])
+    for rows in (0, 2):
+        x, w = np.ones((rows, 1), np.float32), np.ones((1, 3), np.float32)
+        found = runtime(trained, {"x": x, "w": w})
+        np.testing.assert_array_equal(found["x_grad"], np.full((rows, 1), 6))
+        np.testing.assert_array_equal(found["w_grad"], np.full((1, 3), 1 + 2 * rows))
+
+
 @pytest.mark.parametrize("op", ["AveragePool", "LpPool", "Conv"])
 def test_strides_that_pass_over_elements(op: str) -> None:
     """With auto_pad, kernels of ONNX Runtime (1.31.1) begin at the first element, or at others."""

@@ -47,6 +47,13 @@ pre code { padding: 0; }
 body.terminal, .terminal pre { background: #0d1117; color: #e6edf3; margin: 0; line-height: 1.2; }
 </style>"""
 
+_CHARTS_ALONE = """
+main { display: grid; grid-template-columns: 1fr 1fr; gap: 10px; padding: 12px; }
+main > :not(.legend, section:has(.chart)), h2 small, .floor, .note-floor, .steps { display: none; }
+section { margin: 0; padding: 12px 14px 0; } .chart { padding-left: 58px; }
+.plot { height: 236px; } .legend { grid-column: 1 / 3; justify-content: center; margin: 0; }
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Picture:
@@ -68,7 +75,7 @@ class Picture:
 
 
 PICTURES = (
-    Picture("before-after", "before-after", 800, 300, 2),
+    Picture("before-after", "before-after", 800, 370, 1.5),
     Picture("analysis", "analysis", 1200, 800),
     Picture("rewrite", "rewrite", 1200, 1180),
     Picture("phone", "analysis", 390, 844, 1.25, both=False),
@@ -82,10 +89,11 @@ def pages(folder: Path) -> Mapping[str, str]:
     for name, sample in _SAMPLES.items():
         shutil.copy(ROOT / "sample_models" / f"{sample}.onnx", folder / f"{name}.onnx")
     _memplan(folder, "rewrite", "gpt.onnx", *_SEARCH, "-o", "fits.onnx")
+    diff = _memplan(folder, "diff", "gpt.onnx", "fits.onnx", "--format", "html")
     made = {
         "analysis": _memplan(folder, "analyze", "gpt.onnx", "--format", "html"),
-        "rewrite": _memplan(folder, "diff", "gpt.onnx", "fits.onnx", "--format", "html"),
-        "before-after": _before_after(folder),
+        "rewrite": diff,
+        "before-after": _charts(diff),
         "terminal": _terminal(folder),
     }
     # A pull request that exports the model anew and forgets to rewrite it.
@@ -106,14 +114,14 @@ def _memplan(folder: Path, *words: str, fails: bool = False) -> str:
     return done.stdout
 
 
-def _before_after(folder: Path) -> str:
-    """The picture that a notebook shows of a rewrite."""
-    import memplan
-    from memplan.report.html.notebook import picture
-
-    sides = {name: memplan.analyze(folder / f"{name}.onnx").explainer for name in ("gpt", "fits")}
-    drawn = picture((("before", sides["gpt"]), ("after", sides["fits"])))
-    return f"{_PLAIN}<body>{drawn}</body>"
+def _charts(diff: str) -> str:
+    """The two charts of a diff's page beside each other, with what their colours mean."""
+    legend = "".join(
+        f'<li><i class="swatch" style="background:var(--{name})"></i>{name}</li>'
+        for name in ("weights", "output", "stash", "gradient", "activation")
+    )
+    page = diff.replace("</style>", f"{_CHARTS_ALONE}</style>", 1)
+    return page.replace("</main>", f'<ul class="legend">{legend}</ul></main>', 1)
 
 
 def _terminal(folder: Path) -> str:
@@ -142,8 +150,8 @@ def digests(made: Mapping[str, str]) -> dict[str, str]:
 
 def draw(made: Mapping[str, str], folder: Path) -> None:
     """Write all pictures, and what they were made of."""
-    sys.path.insert(0, str(ROOT))
-    from tests.helpers.chromium import Chromium
+    sys.path.insert(0, str(ROOT / "tests"))
+    from helpers.chromium import Chromium
 
     IMAGES.mkdir(exist_ok=True)
     with Chromium() as browser:

@@ -10,7 +10,7 @@ from memplan.api.floor_sentence import FloorReport, floor_report
 from memplan.api.open_step import open_step
 from memplan.api.source import Model, as_file, shown_path
 from memplan.api.state_modes import contract_of, state_report
-from memplan.api.summary import Pictured, Rows, Summary
+from memplan.api.summary import Rows, Summary
 from memplan.api.versions import runtime_json, version_notes
 from memplan.errors import MemplanError, RuntimeUnavailableError
 from memplan.ir.contract import Contract
@@ -146,10 +146,6 @@ class Analysis(Summary):
     def explainer(self) -> Explainer:
         """Whose bytes are in memory when."""
         return Explainer(self.timeline, self.phases, self.modules)
-
-    def pictured(self) -> Pictured:
-        """What a notebook draws."""
-        return (("", self.explainer),)
 
     @property
     def work(self) -> StepWork:

@@ -1,10 +1,9 @@
-"""How answers show themselves in a Python prompt and in a notebook: a few lines, never all data;
+"""How answers show themselves in a Python prompt: a few lines, never all data;
 and what those about training graphs count."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from html import escape
 from typing import TYPE_CHECKING
 
 from memplan.ir.graph import Phase
@@ -14,11 +13,8 @@ from memplan.units import printable
 if TYPE_CHECKING:
     import onnx
 
-    from memplan.simulate.explain import Explainer
-
 _LONGEST = 160
 Rows = tuple[tuple[str, str], ...]
-Pictured = tuple[tuple[str, "Explainer"], ...]
 
 
 class Summary:
@@ -30,32 +26,13 @@ class Summary:
     def summary_rows(self) -> Rows:
         """Pairs of what and how much; the first one is the title: a name and what it is of."""
 
-    def pictured(self) -> Pictured:
-        """Steps whose memory a notebook draws below the rows, each with a name."""
-        return ()
-
     def __repr__(self) -> str:
-        (kind, what), *rows = self._shown()
+        # Names come from files.
+        shown = [(label, _cut(printable(text))) for label, text in self.summary_rows()]
+        (kind, what), *rows = shown
         width = max((len(label) for label, _ in rows), default=0)
         lines = [f"  {label:<{width}}  {text}" for label, text in rows]
         return "\n".join([f"<{kind} {what}>", *lines])
-
-    def _repr_html_(self) -> str:
-        """The same for notebooks, as a table, and memory over the step as a picture."""
-        from memplan.report.html.notebook import picture
-
-        (kind, what), *rows = self._shown()
-        cells = "".join(
-            f"<tr><th style='text-align:left'>{escape(label)}</th>"
-            f"<td style='text-align:left'>{escape(text)}</td></tr>"
-            for label, text in rows
-        )
-        table = f"<table><caption>{kind} <b>{escape(what)}</b></caption>{cells}</table>"
-        return table + picture(self.pictured())
-
-    def _shown(self) -> Rows:
-        """The rows as they may be shown: names come from files."""
-        return tuple((label, _cut(printable(text))) for label, text in self.summary_rows())
 
 
 def _cut(text: str) -> str:

@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not PROGRAM, reason="needs Chromium"),
 ]
-PAGES = ("analysis", "diff", "sweep", "notebook")
+PAGES = ("analysis", "diff", "sweep")
 AXE = os.environ.get("MEMPLAN_AXE", "")
 
 # Everything that is wrong with a page, each as one line.
@@ -82,15 +82,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = long_skips()
     plan = memplan.RewriteOptions("min", strategy="greedy", passes="none", optimize="none")
     found = memplan.diff(model, memplan.rewrite(model, plan).model)
-    shown = found._repr_html_()
     whole = swept(batched(folder), "80%", "70%", dims={"N": (64, 128)})
-    head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>a</title>'
     made = {
         "analysis": analysis_html(found.old),
         "diff": diff_html(found),
         "sweep": sweep_html(whole),
-        "notebook": f"{head}<style>:root {{ color-scheme: light dark }}</style>"
-        f"<main><h1>a</h1>{shown}</main>",
     }
     for name, text in made.items():
         (folder / f"{name}.html").write_text(text, encoding="utf-8")
@@ -115,7 +111,7 @@ def test_nothing_is_wrong_with_a_page(pages: Path, browser: Chromium, name: str)
                 assert found == [], (width, dark)
 
 
-@pytest.mark.parametrize("name", ["analysis", "diff", "sweep"])
+@pytest.mark.parametrize("name", PAGES)
 def test_tables_are_sorted_from_the_keyboard(pages: Path, browser: Chromium, name: str) -> None:
     browser.open(pages / f"{name}.html")
     browser.run("document.body.focus()")
@@ -131,15 +127,3 @@ def test_tables_are_sorted_from_the_keyboard(pages: Path, browser: Chromium, nam
         found.append((browser.run(order), browser.run(rows)))
     assert {direction for direction, _ in found} == {"ascending", "descending"}
     assert sorted(found[0][1]) == sorted(found[1][1])
-
-
-def test_a_picture_in_a_notebook_shows(pages: Path, browser: Chromium) -> None:
-    """It has the width of the page, and areas as high as their bytes."""
-    for width in (1280, 390):
-        browser.open(pages / "notebook.html", width)
-        boxes = browser.run(
-            "[...document.querySelectorAll('svg svg')].map(each => {"
-            " const box = each.getBoundingClientRect(); return [box.width, box.height]; })"
-        )
-        assert len(boxes) == 2
-        assert all(wide > width / 5 and high > 30 for wide, high in boxes)

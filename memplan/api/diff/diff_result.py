@@ -11,7 +11,7 @@ from memplan.api.check.compare_locks import ClassDelta
 from memplan.api.check.current import family_of
 from memplan.api.diff.graph_changes import GraphChanges
 from memplan.api.diff.peak_changes import Change, How, TensorChange
-from memplan.api.summary import Pictured, Rows, Summary
+from memplan.api.summary import Rows, Summary
 from memplan.api.versions import runtime_json
 from memplan.ir.counterparts import Counterparts
 from memplan.ir.modules import NO_MODULE
@@ -102,10 +102,6 @@ class Diff(Summary):
                 for g in self.groups[:6]
             ),
         )
-
-    def pictured(self) -> Pictured:
-        """What a notebook draws."""
-        return (("old", self.old.explainer), ("new", self.new.explainer))
 
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""

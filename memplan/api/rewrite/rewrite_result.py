@@ -17,12 +17,10 @@ from memplan.api.rewrite.replaying import Replay
 from memplan.api.rewrite.selection_report import SelectionRow
 from memplan.api.rewrite.waterfall import WaterfallStep, waterfall
 from memplan.api.state_modes import state_report
-from memplan.api.summary import Pictured, Rows, Summary
+from memplan.api.summary import Rows, Summary
 from memplan.api.versions import runtime_json
 from memplan.equivalence.prove import Equivalence
 from memplan.ir.graph import Graph
-from memplan.ir.modules import modules
-from memplan.ir.phases import find_phases
 from memplan.passes import manager as free
 from memplan.passes.chunk.asked import NONE as NO_CHUNKS
 from memplan.planning.costs import NodeCosts
@@ -30,8 +28,6 @@ from memplan.planning.plain.finish_fences import PlainModel
 from memplan.planning.plain.same_kernels import unlike_nodes
 from memplan.planning.plan import Plan
 from memplan.planning.plan_file import PlanFile
-from memplan.proto.metadata import get_metadata
-from memplan.simulate.explain import Explainer
 from memplan.simulate.step_work import StepWork, step_work
 from memplan.simulate.timeline import Timeline
 from memplan.units import counted
@@ -187,13 +183,6 @@ class Rewrite(Summary):
             ("output", str(self.output) if self.output is not None else "nothing written"),
             ("assumptions", f"{len(self.assumptions)}"),
         )
-
-    def pictured(self) -> Pictured:
-        """What a notebook draws."""
-        graph = self.timeline.graph
-        phases = find_phases(graph, metadata=get_metadata(self.model))
-        after = Explainer(self.timeline, phases, modules(graph, phases))
-        return (("before", self.original.explainer), ("after", after))
 
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""

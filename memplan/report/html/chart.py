@@ -21,6 +21,7 @@ from memplan.units import format_bytes
 Steps = npt.NDArray[np.int64]
 
 MAX_POINTS = 4000
+"""Steps that a chart draws at most."""
 WORKSPACE = "workspace"
 # Bottom to top: what no plan can move, what piles up, what comes and goes.
 STACK = (
@@ -65,36 +66,31 @@ def class_series(explainer: Explainer) -> dict[TensorClass, Bytes]:
     return {name: values for name, values in series.items() if values.any()}
 
 
-def kept_steps(total: Bytes, cap: int = MAX_POINTS) -> Steps:
-    """Steps to draw: all of them, or at most ``cap`` with the local maxima of ``total`` (bytes).
+def kept_steps(total: Bytes) -> Steps:
+    """Steps to draw: all of them, or at most so many with the local maxima of ``total`` (bytes).
 
     Each kept step stands for those up to the next. If there are more maxima than points, every
     stretch of equal length keeps its highest and its lowest step: no high peak is ever lost.
     """
     steps = np.arange(len(total), dtype=np.int64)
-    if len(steps) <= cap:
+    if len(steps) <= MAX_POINTS:
         return steps
     before, after = total[:-2], total[2:]
     maxima = steps[1:-1][(total[1:-1] > before) & (total[1:-1] >= after)]
     ends = np.array([0, len(total) - 1, int(total.argmax())], dtype=np.int64)
-    room = cap - len(maxima) - len(ends)
-    if room < cap // 4:
-        stretches = np.array_split(steps, (cap - len(ends)) // 2)
+    room = MAX_POINTS - len(maxima) - len(ends)
+    if room < MAX_POINTS // 4:
+        stretches = np.array_split(steps, (MAX_POINTS - len(ends)) // 2)
         found = [s[[total[s].argmax(), total[s].argmin()]] for s in stretches]
         return np.unique(np.concatenate([*found, ends]))
     lowest = [s[total[s].argmin()] for s in np.array_split(steps, room)]
     return np.unique(np.concatenate([maxima, ends, np.array(lowest, dtype=np.int64)]))
 
 
-def class_layers(explainer: Explainer) -> dict[str, Bytes]:
-    """Bytes per class and step, bottom to top."""
-    series = class_series(explainer)
-    return {str(name): series[name] for name in STACK if name in series}
-
-
 def stacked_layers(analysis: Analysis) -> dict[str, Bytes]:
-    """The same with kernel workspace as the last layer."""
-    layers = class_layers(analysis.explainer)
+    """Bytes per class and step, bottom to top, with kernel workspace as the last layer."""
+    series = class_series(analysis.explainer)
+    layers = {str(name): series[name] for name in STACK if name in series}
     if analysis.timeline.workspace.any():
         layers[WORKSPACE] = analysis.timeline.workspace
     return layers
@@ -118,7 +114,7 @@ def timeline_figure(
     timeline = analysis.timeline
     count = len(timeline.order)
     highest = max(1.0, highest or timeline.peak_with_workspace_bytes * HEADROOM)
-    bands = phase_bands(analysis.explainer)
+    bands = _phase_bands(analysis.explainer)
     floor, step = analysis.floor_with_workspace_bytes, timeline.peak_with_workspace_step
     peak = timeline.peak_with_workspace_bytes
     below = {name: 100 * value / highest for name, value in (("peak", peak), ("floor", floor))}
@@ -141,7 +137,7 @@ def timeline_figure(
         f'{step:,}">'
         f'<div class="phases">{"".join(_band(*band, count) for band in bands)}</div>'
         f'<div class="plot">{labels}<svg viewBox="0 0 {count} {_HEIGHT}" '
-        f'preserveAspectRatio="none">{tints}{grid}{areas(layers, kept, count, highest)}'
+        f'preserveAspectRatio="none">{tints}{grid}{_areas(layers, kept, count, highest)}'
         f"{_rule('floor', below['floor'], count)}{over}</svg>"
         f'<div class="overlay"><span class="note-floor" style="bottom:calc({below["floor"]:.2f}% '
         f'+ 3px)">floor {format_bytes(floor)}</span>'
@@ -158,7 +154,7 @@ def _rule(kind: str, percent: float, count: int) -> str:
     return f'<line class="{kind}" x1="0" x2="{count}" y1="{y:.1f}" y2="{y:.1f}"/>'
 
 
-def areas(layers: Mapping[str, Bytes], kept: Steps, count: int, highest: float) -> str:
+def _areas(layers: Mapping[str, Bytes], kept: Steps, count: int, highest: float) -> str:
     """Stacked steps, painted from the sum of all layers down, so that each needs one edge."""
     edge = np.zeros(len(kept), dtype=np.int64)
     areas: list[str] = []
@@ -198,13 +194,13 @@ def size_ticks(highest: float) -> Iterator[tuple[float, str]]:
         yield k * scale * unit, f"{k * scale:g} {name}" if k else "0"
 
 
-def phase_bands(explainer: Explainer, most: int = _MAX_BANDS) -> list[tuple[Phase, int, int]]:
+def _phase_bands(explainer: Explainer) -> list[tuple[Phase, int, int]]:
     """Phases as (phase, first step, end), or the commonest per stretch when they alternate."""
     phases = list(Phase)
     codes = np.array([phases.index(explainer.phases.of[n]) for n in explainer.timeline.order])
     steps = np.arange(len(codes))
-    if np.count_nonzero(np.diff(codes)) > most:
-        for stretch in np.array_split(steps, most):
+    if np.count_nonzero(np.diff(codes)) > _MAX_BANDS:
+        for stretch in np.array_split(steps, _MAX_BANDS):
             codes[stretch] = np.bincount(codes[stretch]).argmax()
     starts = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
     return [(phases[codes[start]], start, end) for start, end in pairwise(starts)]

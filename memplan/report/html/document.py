@@ -24,7 +24,7 @@ def document(title: str, body: Iterable[str], data: str = NO_DATA) -> str:
         body: sections, whose texts are escaped already.
         data: JSON for the script, which cannot end the element that it stands in.
     """
-    script = asset("report.js")
+    script = _asset("report.js")
     digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     return (
@@ -32,7 +32,7 @@ def document(title: str, body: Iterable[str], data: str = NO_DATA) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)} · memplan</title>"
-        f"<style>{asset('report.css')}</style></head><body><main>\n"
+        f"<style>{_asset('report.css')}</style></head><body><main>\n"
         + "\n".join(body)
         + f'\n</main><script type="application/json" id="data">{data}'
         f"</script><script>{script}</script></body></html>\n"
@@ -63,6 +63,6 @@ def figure_list(figures: Iterable[tuple[str, str, str]], main: str) -> str:
     return f'<dl class="figures">{cells}</dl>'
 
 
-def asset(name: str) -> str:
+def _asset(name: str) -> str:
     """A file of ``assets/``."""
     return (files("memplan.report.html") / "assets" / name).read_text(encoding="utf-8")

@@ -50,7 +50,6 @@ def test_every_function_takes_every_kind_of_model(
     for answer in (analysis, result, found, profile, proved):
         assert len(repr(answer).splitlines()) <= 10
         assert len(repr(answer)) < 2000
-        assert answer._repr_html_().startswith("<table>")
 
 
 def test_a_model_in_memory_is_rewritten_in_memory(step: Path) -> None:
@@ -116,11 +115,10 @@ def test_options_take_text_for_a_path_and_one_glob_for_several() -> None:
     assert (options.keep, options.wrt) == (("embedding*",), ("w", "b"))
 
 
-def test_names_from_files_are_escaped_in_what_is_shown() -> None:
+def test_what_is_shown_is_short_whatever_names_a_file_has() -> None:
     model = parse(FORWARD)
     model.graph.node[0].name = "<i>\n" + "n" * 500
     shown = memplan.analyze(model)
-    assert "<i>" not in shown._repr_html_()
     assert len(repr(shown).splitlines()) <= 10
     assert max(map(len, repr(shown).splitlines())) < 200
 

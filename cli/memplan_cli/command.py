@@ -20,8 +20,11 @@ _DEFAULTS = re.compile(rb"^\s*\[\s*tool\s*\.\s*memplan\s*[.\]]", re.MULTILINE)
 GONE = {
     ("analyze", "--format chrome-trace"): "--format html, or torch-snapshot",
     ("analyze", "--frontier"): "memplan sweep MODEL --budget 40%,60%,80%",
+    ("grad", "--weights embed"): "--weights copy",
+    ("lower", "--weights embed"): "--weights copy",
     ("plan-as", "jax"): "memplan plan-as torch PLAN",
     ("plan-as", "maxtext"): "memplan plan-as torch PLAN",
+    ("rewrite", "--weights embed"): "--weights copy",
 }
 _UNBREAKABLE = str.maketrans("-", "\N{NON-BREAKING HYPHEN}")
 

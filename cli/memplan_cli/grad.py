@@ -15,7 +15,7 @@ from memplan_cli.shared_options import (
     bound,
     dim_option,
     dropout_option,
-    emit_model,
+    emit,
     one_on_stdout,
     optimizer_names,
     refuse_copy,
@@ -143,7 +143,7 @@ def command(
             check=check,
         )
     if to_stdout:
-        emit_model(result.model, forward, options["weights"])
+        emit(result.model.SerializeToString())
     elif report.form == "json":
         report.emit_json(result.as_json())
     elif report.quiet:

@@ -12,7 +12,7 @@ from memplan_cli.progress import waiting
 from memplan_cli.shared_options import (
     PATH,
     Report,
-    emit_model,
+    emit,
     one_on_stdout,
     refuse_copy,
     report_options,
@@ -88,7 +88,7 @@ def command(training_model: Path, output: Path, check: bool, report: Report, **o
             check=check,
         )
     if to_stdout:
-        emit_model(result.model, training_model, options["weights"])
+        emit(result.model.SerializeToString())
     elif report.form == "json":
         report.emit_json(result.as_json())
     elif report.quiet:

@@ -18,7 +18,7 @@ from memplan_cli.shared_options import (
     Report,
     bound,
     dim_option,
-    emit_model,
+    emit,
     finite,
     loss_option,
     one_on_stdout,
@@ -233,7 +233,7 @@ def command(
     if plan_out is not None:
         result.record.save(plan_out, force=report.force)
     if to_stdout:
-        emit_model(result.model, model, weights)
+        emit(result.model.SerializeToString())
     elif report.form == "json":
         report.emit_json(result.as_json())
     elif report.quiet:

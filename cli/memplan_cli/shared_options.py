@@ -17,7 +17,6 @@ import click
 from memplan.errors import UsageError
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
     from rich.console import RenderableType
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -126,11 +125,11 @@ def weights_option(function: Function) -> Function:
     """``--weights``."""
     return click.option(
         "--weights",
-        type=click.Choice(["auto", "reference", "copy", "embed"]),
+        type=click.Choice(["auto", "reference", "copy"]),
         default="auto",
         show_default=True,
-        help="What to do with weights in other files: reference them, copy them beside the output, "
-        "or embed them in it; auto references them where ONNX allows it.",
+        help="What to do with weights in other files: reference them, or copy them beside the "
+        "output; auto references them where ONNX allows it.",
     )(function)
 
 
@@ -141,7 +140,7 @@ def refuse_copy(to_stdout: bool, weights: str) -> None:
         UsageError: a copy of the weights is asked for there.
     """
     if to_stdout and weights == "copy":
-        raise UsageError("--weights copy: nothing lies beside stdout", "--weights embed")
+        raise UsageError("--weights copy: nothing lies beside stdout", "name a file with -o")
 
 
 def measuring_options(runs_help: str) -> Callable[[Function], Function]:
@@ -350,16 +349,6 @@ def one_on_stdout(output: Path | None, form: str, product: str) -> bool:
     if to_stdout and form == "json":
         raise UsageError(f"{product} cannot both go to stdout", "name a file with -o")
     return to_stdout
-
-
-def emit_model(model: ModelProto, source: Path, weights: str) -> None:
-    """Write a model to stdout, with the weights that it takes from beside ``source`` if they are
-    to be embedded."""
-    if weights == "embed":
-        from memplan.proto.weights import embed_weights
-
-        embed_weights(model, source)
-    emit(model.SerializeToString())
 
 
 def emit(result: str | bytes, output: Path | None = None, force: bool = False) -> None:

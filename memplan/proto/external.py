@@ -225,7 +225,7 @@ def _location_from(tensor: onnx.TensorProto, source: Path, target: Path) -> str:
     if not data.is_relative_to(there):
         raise UsageError(
             f"{target}: the weights in {data} cannot be referenced from there",
-            f"--weights copy or embed takes them along; or write the output into {data.parent} "
+            f"--weights copy takes them along; or write the output into {data.parent} "
             "(ONNX allows external data only below the model)",
         )
     return location if here == there else data.relative_to(there).as_posix()

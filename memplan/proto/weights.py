@@ -1,6 +1,6 @@
-"""Where the weights of a written model are: referred to, copied beside it, or put into it.
+"""Where the weights of a written model are: referred to, or copied beside it.
 
-Only what is copied or embedded is read, and copied in pieces.
+Only what is copied is read, in pieces.
 """
 
 from __future__ import annotations
@@ -32,9 +32,6 @@ from memplan.proto.paths import file_problem, opened_file
 from memplan.proto.write import Made, check_target, followed, made_beside, put, write_model
 from memplan.units import format_bytes
 
-# Weights of so few bytes are rather put into a file than copied beside it.
-_SMALL_BYTES = 1 << 20
-_MOST_BYTES = 2**31 - 1
 # Where the runtime can map a file's pages.
 _ALIGNMENT = 4096
 _CHUNK = 1 << 24
@@ -46,7 +43,6 @@ class Weights(StrEnum):
     AUTO = "auto"
     REFERENCE = "reference"
     COPY = "copy"
-    EMBED = "embed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,35 +76,23 @@ def plan_weights(
     ``other`` outputs.
 
     Raises:
-        UsageError: they cannot be referred to from ``target``, are too many to be embedded, or
-            their copy cannot be written.
+        UsageError: they cannot be referred to from ``target``, or their copy cannot be written.
     """
     tensors = list(external_tensors(model))
     if not tensors:
         return NO_WEIGHTS
-    asked, note = Weights(weights), ""
-    nbytes = sum(tensor_bytes(tensor.data_type, tensor.dims) for tensor in tensors)
-    how = asked
+    how = asked = Weights(weights)
     if asked is Weights.AUTO:
         how = Weights.REFERENCE
         if not all(is_reachable(tensor, source, followed(target)) for tensor in tensors):
-            how = Weights.EMBED if nbytes <= _SMALL_BYTES else Weights.COPY
+            how = Weights.COPY
     if how is Weights.REFERENCE:
         repoint_external_data(_copied(model), source, followed(target))
         return Placement(how)
-    if how is Weights.EMBED:
-        if nbytes + model.ByteSize() > _MOST_BYTES:
-            raise UsageError(
-                f"--weights embed: {format_bytes(nbytes)} of weights do not fit into {target}, "
-                "which holds at most 2 GiB",
-                "--weights copy puts them beside it",
-            )
-        if asked is Weights.AUTO:
-            note = f"{format_bytes(nbytes)} of weights, which {target} cannot refer to, are in it"
-        return Placement(how, None, note)
-    data = data_file(target)
+    data, note = data_file(target), ""
     check_target(data, force, source, *inputs, others=others)
     if asked is Weights.AUTO:
+        nbytes = sum(tensor_bytes(tensor.data_type, tensor.dims) for tensor in tensors)
         note = (
             f"{format_bytes(nbytes)} of weights, which {target} cannot refer to, are copied to "
             f"{data}"
@@ -142,9 +126,7 @@ def write_with_weights(
     Raises:
         UsageError: a file cannot be written, or the data cannot be read.
     """
-    if placement.how is Weights.EMBED:
-        embed_weights(model, source)
-    elif placement.data is not None:
+    if placement.data is not None:
         with weights_beside(target, force, source) as beside:
             places = _copy(model, source.parent.resolve(), beside.stream)
             data = beside.put()
@@ -153,7 +135,7 @@ def write_with_weights(
             write_model(model, target, force=force)
         note = placement.note.replace(str(placement.data), str(data))
         return replace(placement, data=data, note=note)
-    elif placement.how is Weights.REFERENCE:
+    if placement.how is Weights.REFERENCE:
         repoint_external_data(model, source, followed(target))
     write_model(model, target, force=force)
     return placement

@@ -170,7 +170,7 @@ def test_a_folder_from_which_the_weights_cannot_be_reached(
     odd.external(tmp_path / "model", MODEL)
     (tmp_path / "out").mkdir()
     command = ("rewrite", f"model/{MODEL}", "--budget", "100%", "--weights", "reference", "-o")
-    words = ("cannot be referenced", "model", "--weights copy or embed")
+    words = ("cannot be referenced", "model", "--weights copy takes")
     refused(EXIT_USAGE, words, *command, "out/model.onnx")
 
 

@@ -25,7 +25,7 @@ from memplan.proto.weights import plan_weights, write_with_weights
 pytestmark = pytest.mark.e2e
 
 MODEL = "deep/model.onnx"
-MODES = ("reference", "copy", "embed")
+MODES = ("reference", "copy")
 
 
 def place_for(mode: str, folder: Path) -> str:
@@ -96,23 +96,19 @@ def test_a_training_graph_takes_its_weights_along(
     before, after = values(tmp_path / MODEL), values(tmp_path / out)
     for name in ("w1", "w2"):
         assert np.array_equal(before[name], after[name])
-    held = len(list(external_tensors(onnx.load(tmp_path / out, load_external_data=False))))
-    assert (held == 0) == (mode == "embed")
+    assert list(external_tensors(onnx.load(tmp_path / out, load_external_data=False)))
     assert (tmp_path / "aside/out.onnx.data").exists() == (mode == "copy")
 
 
 def test_where_nobody_says_the_weights_are_referred_to_or_a_line_says_what_became_of_them(
-    inside: Memplan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inside: Memplan, tmp_path: Path
 ) -> None:
     odd.external(tmp_path, MODEL)
     command = ("grad", MODEL, "--loss", "loss", "-o")
     assert "weights, which" not in inside(*command, place_for("reference", tmp_path)).stdout
-    assert "weights, which aside/out.onnx cannot refer to, are in it" in inside(
-        *command, place_for("embed", tmp_path)
-    ).stdout.replace("\n", " ")
-    monkeypatch.setattr("memplan.proto.weights._SMALL_BYTES", 0)
-    done = inside(*command, place_for("copy", tmp_path), "--force")
-    assert "are copied to" in done.stdout.replace("\n", " ")
+    done = inside(*command, place_for("copy", tmp_path))
+    words = "weights, which aside/out.onnx cannot refer to, are copied to"
+    assert words in done.stdout.replace("\n", " ")
     assert (tmp_path / "aside/out.onnx.data").exists()
 
 
@@ -208,9 +204,6 @@ def test_gigabytes_of_weights_are_neither_read_nor_copied(inside: Memplan, tmp_p
     kib = 4 * rows * columns // 1024
     held = [int(each) for each in done.stderr.split()[-2:]]
     assert all(0 < each < kib // 2 for each in held), held
-    words = ("do not fit", "--weights copy")
-    command = ("rewrite", MODEL, "--budget", "100%", "-o", "e.onnx", "--weights", "embed")
-    assert_harmless(inside, tmp_path, EXIT_USAGE, words, *command)
 
 
 def everywhere() -> onnx.ModelProto:

@@ -17,17 +17,19 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx.parser
+from onnx import helper, numpy_helper
 
 import memplan
-from benchmarks.plans.recurrent import Case, forward_graph
 from benchmarks.record import write_record
 from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
 from memplan.api.validate.validating import ValidateOptions, validate
 from memplan.errors import InfeasibleError
 from memplan.units import parse_size
 
+_GATES = {"LSTM": 4, "GRU": 3}
 WISHES = (("100%", "all"), ("85%", "fit"), ("75%", "fit"), ("65%", "fit"))
 
 # Gates of a product inside the loop, one state, and an activation of four operators.
@@ -58,9 +60,20 @@ CELL = """
 
 
 @dataclass(frozen=True, slots=True)
+class Case:
+    """A layer; ``width`` are its inputs per step."""
+
+    op: str
+    steps: int
+    batch: int
+    width: int
+    hidden: int
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One rewriting of one graph. Stored bytes are what the backward loop reads of what the
-    forward loop stacks. Seconds are in ``benchmarks.plans.recurrent``."""
+    forward loop stacks."""
 
     model: str
     steps: int
@@ -77,6 +90,38 @@ class Row:
     measured_peak_bytes: int
     equality: str
     proved: bool
+
+
+def forward_graph(case: Case) -> onnx.ModelProto:
+    """The layer, and the sum of its outputs times a target as the loss."""
+    random = np.random.default_rng(0)
+    rows = _GATES[case.op] * case.hidden
+
+    def weight(name: str, *shape: int) -> onnx.TensorProto:
+        array = random.standard_normal(shape) / np.sqrt(shape[-1])
+        return numpy_helper.from_array(array.astype(np.float32), name)
+
+    nodes = [
+        helper.make_node(case.op, ["x", "W", "R", "B"], ["y"], name="rnn", hidden_size=case.hidden),
+        helper.make_node("Mul", ["y", "target"], ["product"], name="product"),
+        helper.make_node("ReduceSum", ["product"], ["loss"], name="sum", keepdims=0),
+    ]
+    inputs = {
+        "x": (case.steps, case.batch, case.width),
+        "target": (case.steps, 1, case.batch, case.hidden),
+    }
+    graph = helper.make_graph(
+        nodes,
+        case.op,
+        [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, s) for n, s in inputs.items()],
+        [helper.make_tensor_value_info("loss", onnx.TensorProto.FLOAT, ())],
+        [
+            weight("W", 1, rows, case.width),
+            weight("R", 1, rows, case.hidden),
+            weight("B", 1, 2 * rows),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
 
 def training_graphs(case: Case) -> dict[str, onnx.ModelProto]:

@@ -24,7 +24,6 @@ from benchmarks.tables.rows import (
     placement,
     plain,
     public,
-    recurrent,
     replayed,
     scale,
     summary,
@@ -133,14 +132,6 @@ of five runs in one process, on a machine that did other work, too; CPU time is 
 without ONNX's shape inference, which runs in a child.
 """
 
-RECURRENT = """\
-What `grad --scan-recompute` stores for the backward of one layer (200 steps, batch 16, 512 inputs
-and units, differentiated by its weights), and what that costs. Peaks are those of the training step
-in a tuned session; seconds are medians of runs in turn on a machine that did other work, too. `*`
-names every tensor of the cell, which is what Caffe2's option did (it reported about 15% more time
-for an LSTM): the product of inputs and weights stays in memory. `all` makes that again, too.
-"""
-
 TIGHTEST = """
 The same plan (60% of the peak in a tuned session) in a plain session with every fence,
 input fence and pin, against the tuned session; predicted, with workspace. The first run takes the
@@ -234,7 +225,7 @@ def document() -> list[str]:
         for name in ("training_graphs", "training_marks", "training_lstm2", "certificates")
     ]
     proofs = load("certificates")
-    grown, placed, loops = load("scale"), load("placement"), load("recurrent")
+    grown, placed = load("scale"), load("placement")
     analyses = load("analyze_scale")
     generated = load("lean_gradients")
     pairs, replays = load("recurrent_pairs"), load("replay")
@@ -282,10 +273,6 @@ def document() -> list[str]:
         *analyzed(analyses),
         f"\nThe chains' log-log slope: {analyses['results'][-1]['log_log_slope']:.2f}.\n",
         origin(analyses),
-        "\n## Recurrent layers\n",
-        RECURRENT,
-        *recurrent(loops),
-        f"\n{origin(loops)}",
         PAIRS,
         *loop_pairs(pairs),
         f"\n{origin(pairs)}",

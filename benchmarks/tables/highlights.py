@@ -182,8 +182,7 @@ _MORE = """
   [graphs of up to 99,910 nodes](../benchmarks/results/TABLES.md#large-graphs).
 - [Training graphs made by `grad`](../benchmarks/results/TABLES.md#generated-training-graphs) beside
   those that PyTorch exports: less is kept for the backward part, peaks are lower, nodes fewer.
-- [Recurrent layers](../benchmarks/results/TABLES.md#recurrent-layers) and
-  [pairs of loops](../benchmarks/results/TABLES.md#pairs-of-loops): bytes per step against time.
+- [Pairs of loops](../benchmarks/results/TABLES.md#pairs-of-loops): bytes per step against time.
 - [Placement](../benchmarks/results/TABLES.md#placement): the challenging instances of MiniMalloc.
 
 No figure is of a GPU. `benchmarks/README.md` says how to measure there."""

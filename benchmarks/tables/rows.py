@@ -260,34 +260,6 @@ def loop_pairs(record: dict[str, Any]) -> list[str]:
     return table(head, rows)
 
 
-def recurrent(record: dict[str, Any]) -> list[str]:
-    """A row per layer and setting."""
-    rows = [
-        [
-            f"{row['op']} `{row['scan_recompute']}`",
-            f"{row['stored_bytes_per_step']:,}",
-            f"{row['stored_bytes'] / 1e6:.1f}",
-            f"{row['predicted_peak_bytes'] / 1e6:.1f}",
-            f"{row['measured_peak_bytes'] / 1e6:.1f}",
-            row["equality"],
-            f"{1000 * row['seconds']:.0f}",
-            f"{row['slowdown_percent']:+.0f}",
-        ]
-        for row in record["results"]
-    ]
-    head = [
-        "layer",
-        "stored B per step",
-        "stored MB",
-        "peak MB, predicted",
-        "measured",
-        "gradients",
-        "ms per step of training",
-        "%",
-    ]
-    return table(head, rows)
-
-
 def replayed(record: dict[str, Any]) -> list[str]:
     """Searches and replays of their plans, a row per model and case."""
     rows = []

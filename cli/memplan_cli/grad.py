@@ -84,24 +84,8 @@ from memplan_cli.shared_options import (
     help="Write the optimizer to a separate graph, so that you can sum gradients over several "
     "batches.",
 )
-@click.option(
-    "--checkpoints",
-    default="none",
-    show_default=True,
-    metavar="NAMES",
-    help="Keep only these tensors for the backward part and recompute the rest: memory, speed, "
-    "collection, or names as in 'a+b*'.",
-)
-@click.option(
-    "--scan-recompute",
-    default="none",
-    show_default=True,
-    metavar="NAMES",
-    help="Tensors of recurrent cells to recompute at every step instead of storing them: all, "
-    "auto (what is cheap), or names as in 'a+b*'.",
-)
 @dropout_option
-@dim_option("Set the size of a symbolic dimension, for --checkpoints. Repeatable.")
+@dim_option("Set the size of a symbolic dimension, for the check. Repeatable.")
 @weights_option
 @click.option(
     "--check/--no-check",

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from memplan.errors import UsageError
 from memplan.units import did_you_mean
@@ -28,6 +29,29 @@ spinning, took five minutes for two steps of a few milliseconds; a job is a proc
 model."""
 _MOST_OF_ANY = 2**63 - 1  # where numbers of steps, sizes of ONNX and compiled code end
 _NONE: Mapping[str, Any] = {}
+_T = TypeVar("_T", bound=Callable[..., Any])
+
+
+def refuses(**gone: str) -> Callable[[_T], _T]:
+    """Decorates a function, or a dataclass of options, that had further keywords in earlier
+    versions: whoever gives one is told what does the same now (a text for each), by a
+    :class:`UsageError`."""
+
+    def decorated(made: _T) -> _T:
+        target = made.__init__ if isinstance(made, type) else made  # type: ignore[misc]
+
+        @wraps(target)
+        def call(*args: Any, **given: Any) -> Any:
+            for name in given.keys() & gone.keys():
+                raise UsageError(f"{made.__name__} no longer takes {name}", gone[name])
+            return target(*args, **given)
+
+        if not isinstance(made, type):
+            return call  # type: ignore[return-value]
+        made.__init__ = call  # type: ignore[misc]
+        return made
+
+    return decorated
 
 
 def settle(

@@ -16,7 +16,6 @@ from memplan.autodiff.reverse import ReversePass
 from memplan.errors import ModelError, UsageError
 from memplan.ir.graph import Phase
 from memplan.ir.roles import Role
-from memplan.passes.loops.cell import ScanRecompute
 from memplan.proto.metadata import PHASE_KEY
 from memplan.units import listed
 
@@ -28,14 +27,12 @@ class Request:
     """What to differentiate: the sum over ``ys`` of (y · its entry of ``grad_ys``), by each x.
 
     An entry of ``grad_ys`` is an array, the name of a tensor (a new graph input if there is none of
-    that name), or None for ones. ``scan_recompute``: see
-    :class:`memplan.passes.loops.cell.ScanRecompute`.
+    that name), or None for ones.
     """
 
     ys: tuple[str, ...]
     xs: tuple[str, ...]
     grad_ys: tuple[Seed, ...] = ()
-    scan_recompute: str = "none"
 
 
 class GradientSink:
@@ -95,7 +92,6 @@ def build_gradients(
     flat = flat_copy(model)
     expanded = expand_all(flat, request.ys, request.xs)
     emitter = expanded.emitter
-    emitter.scan_recompute = ScanRecompute(request.scan_recompute)
     _check(request, expanded)
     seen = differentiable(expanded, request.ys, request.xs)
     with emitter.scope(Scope("grad", {PHASE_KEY: Phase.BACKWARD})):
@@ -112,7 +108,6 @@ def build_gradients(
     ReversePass(seen, request.xs, ready).run(seeds)
     outputs.update(sink.finish(emitter))
     _require_gradients(request, done)
-    emitter.scan_recompute.require_matches()
     return assemble(expanded.model, emitter, outputs, request.xs)
 
 

@@ -138,7 +138,6 @@ def check(
     run: Run = reference,
     tolerance: float = TOLERANCE,
     step: float = STEP,
-    recompute: str = "none",
 ) -> onnx.ModelProto:
     """Compare the gradients of Σ y·w by each x with finite differences; the training graph.
 
@@ -150,7 +149,6 @@ def check(
         tolerance: of differences, relative to the largest gradient (at least 1).
         step: of the central differences. Operators that are defined for float32 only need a larger
             step and tolerance, such as 1e-2 and 1e-3.
-        recompute: the request's ``scan_recompute``.
     """
     model, feeds = made
     values = run(model, feeds)
@@ -161,7 +159,7 @@ def check(
     }
     # Weights come in as graph inputs, so that no constant folds away what is to be tested.
     seeds = tuple(f"seed_{y}" for y in ys)
-    trained = build_gradients(model, Request(tuple(ys), tuple(xs), seeds, recompute))
+    trained = build_gradients(model, Request(tuple(ys), tuple(xs), seeds))
     onnx.checker.check_model(trained, full_check=True)
     found = run(trained, {**feeds, **{f"seed_{y}": w for y, w in weights.items()}})
     for x in xs:

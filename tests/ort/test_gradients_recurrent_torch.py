@@ -65,9 +65,8 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("wish", ["none", "all", "auto"])
 @pytest.mark.parametrize(("kind", "layers", "both"), CASES)
-def test_layers(kind: str, layers: int, both: bool, wish: str) -> None:
+def test_layers(kind: str, layers: int, both: bool) -> None:
     """By the input, which needs every weight, and by all parameters through the exporter's
     reordering of gates."""
     torch.manual_seed(0)
@@ -80,7 +79,7 @@ def test_layers(kind: str, layers: int, both: bool, wish: str) -> None:
     names = [name for name, _ in net.named_parameters()]
     known = {tensor.name for tensor in model.graph.initializer}
     assert set(names) <= known
-    trained = memplan.gradients(model, "loss", ["x", *names], scan_recompute=wish)
+    trained = memplan.gradients(model, "loss", ["x", *names])
     found = runtime(trained, {"x": x.detach().numpy()})
     np.testing.assert_allclose(found["loss"], loss.detach().numpy(), rtol=1e-5)
     wanted = {"x": x.grad, **{name: p.grad for name, p in net.named_parameters()}}
@@ -114,8 +113,7 @@ SCAN = """
     }"""
 
 
-@pytest.mark.parametrize("wish", ["none", "all", "auto"])
-def test_scan(wish: str) -> None:
+def test_scan() -> None:
     """A Scan RNN in float64."""
     model = onnx.parser.parse_model(SCAN.replace("xt_scale", "b"))
     random = np.random.default_rng(0)
@@ -131,7 +129,7 @@ def test_scan(wish: str) -> None:
         outs.append(h * given["b"])
     loss = (torch.stack(outs) ** 2).sum() + h.sum()
     loss.backward()
-    trained = memplan.gradients(model, "loss", list(feeds), scan_recompute=wish)
+    trained = memplan.gradients(model, "loss", list(feeds))
     found = runtime(trained, feeds)
     for name, tensor in given.items():
         np.testing.assert_allclose(found[f"{name}_grad"], tensor.grad.numpy(), rtol=1e-9)

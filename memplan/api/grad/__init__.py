@@ -1,6 +1,6 @@
 """``grad``: a forward graph → a training graph; ``gradients`` is the same for Python.
 
 It answers which graph computes the gradients of a loss. It takes a path or a ``ModelProto`` and
-``GradOptions``; it gives a ``TrainingGraph`` or a ``ModelProto``. ``run`` builds it,
-``checkpoints`` recomputes all but what is to be kept.
+``GradOptions``; it gives a ``TrainingGraph`` or a ``ModelProto``. ``differentiate`` builds it,
+``gradient_check`` holds it against central differences.
 """

@@ -18,7 +18,8 @@ from memplan.api.grad.notes import (
     notes_on_sharing,
 )
 from memplan.api.grad.step_contract import state_contract, update_contract
-from memplan.api.grad.training_graph import GradOptions, TrainingGraph, UpdateFile
+from memplan.api.grad.training_graph import GONE, GradOptions, TrainingGraph, UpdateFile
+from memplan.api.rewrite_options import refuses
 from memplan.api.source import Model, as_file, shown_path
 from memplan.autodiff.backward import GradientSink, Request, Seed, build_gradients
 from memplan.autodiff.counter_dropouts import from_counter, parse_dropout
@@ -44,18 +45,17 @@ from memplan.shapes.infer import stated_types
 from memplan.shapes.shape_checks import check_stated
 from memplan.shapes.tensor_type import UNKNOWN, TensorType
 
-Checkpoints = str | Sequence[str]
 _LOG = logging.getLogger(__name__)
 
 
+@refuses(**GONE)
 def gradients(
     model: onnx.ModelProto | Path | str,
     ys: str | Sequence[str],
     xs: str | Sequence[str],
     grad_ys: Seed | Sequence[Seed] = None,
-    checkpoints: Checkpoints | None = None,
+    *,
     dims: Mapping[str, int] | None = None,
-    scan_recompute: str | Sequence[str] = "none",
     check: bool = True,
 ) -> onnx.ModelProto:
     """``model`` with further outputs ``<x>_grad``: the gradients of the sum of ``ys`` by each x.
@@ -66,18 +66,12 @@ def gradients(
         xs: names of float tensors; initializers among them become graph inputs with a default.
         grad_ys: what each y's gradient is (an array, or the name of a tensor, which becomes a graph
             input if there is none of that name); default: ones.
-        checkpoints: ``memory``, ``speed``, ``collection`` or a list of names: everything else is
-            recomputed in the backward part. None: nothing is.
-        dims: values for symbolic dimensions, which checkpoints need.
-        scan_recompute: what the backward of a Scan, LSTM, GRU or RNN makes again at every step
-            instead of storing it: ``none``, ``all`` (states alone are stored), ``auto`` (what takes
-            no matrix product, so that the fewest bytes are stored), or names of cell tensors.
+        dims: values for symbolic dimensions, for the check.
         check: hold the gradients against central differences of ``model``, see
             :mod:`memplan.api.grad.gradient_check`; where that cannot be, a warning is logged.
 
     Raises:
         GradientsDifferError: they are not its gradients.
-        InfeasibleError: with the checkpoints the graph would need more memory than without.
         ModelError: an operator on the way has no gradient; a y does not depend on the xs, or the ys
             do not depend on an x.
         UsageError: a name is not in the graph, or not a float tensor.
@@ -88,11 +82,9 @@ def gradients(
     seeds = (grad_ys,) if not isinstance(grad_ys, list | tuple) else tuple(grad_ys)
     if grad_ys is None:
         seeds = ()
-    again = scan_recompute if isinstance(scan_recompute, str) else "+".join(scan_recompute)
-    request = Request(_names(ys), _names(xs), seeds, again)
+    request = Request(_names(ys), _names(xs), seeds)
     flat, sink = _flat(proto), GradientSink()
     result = finished(build_gradients(flat, request, sink))
-    result = _checkpointed(result, path, checkpoints, dims or {}, None)
     if check:
         found = checked(flat, result, request, sink, path, dims or {})
         if found.verdict == SKIPPED:
@@ -130,13 +122,12 @@ def grad(
         output: where to write; None: nowhere.
         update_output: where to write the optimizer as a graph of its own; given, there is one
             (:attr:`GradOptions.own_update`).
-        dims: values for symbolic dimensions, which checkpoints need; the file keeps its symbols.
+        dims: values for symbolic dimensions, for the check; the file keeps its symbols.
         force: overwrite ``output``.
         check: hold the gradients against central differences of the forward graph.
 
     Raises:
         GradientsDifferError: they are not its gradients; nothing is written.
-        InfeasibleError: with the checkpoints the graph would need more memory than without.
         ModelError: the model cannot be read or differentiated; the loss is no scalar.
         UsageError: bad option or output path.
     """
@@ -197,11 +188,9 @@ def _grad(
     _require_output(built.model.graph, loss, types[loss].dtype)
     counted = from_counter(built.model, counter)
     result = finished(counted.model)
-    if not options.forward_only:
-        result = _checkpointed(result, path, options.checkpoints, dims, loss)
     outcome = None
     if check and not options.forward_only:
-        request = Request((loss,), built.wrt, (), options.scan_recompute)
+        request = Request((loss,), built.wrt)
         outcome = checked(flat, result, request, built.sink, path, dims)
     given = (built.sink, statistics, candidates, counted)
     contract = state_contract(result, loss, built.wrt, *given)
@@ -313,7 +302,7 @@ def _built(
     sink: GradientSink = GradientSink() if scale is None else ScaledGradients(scale)
     if members and not options.own_update:
         sink = Updates(members, types, scale=scale)
-    request = Request((loss,), wrt, (), options.scan_recompute)
+    request = Request((loss,), wrt)
     return _Built(build_gradients(flat, request, sink), wrt, sink, members)
 
 
@@ -358,20 +347,6 @@ def _loss(flat: onnx.ModelProto, options: GradOptions) -> tuple[str, int | None]
 
 def _computed(graph: onnx.GraphProto, name: str) -> bool:
     return any(name in node.output for node in graph.node)
-
-
-def _checkpointed(
-    model: onnx.ModelProto,
-    path: Path,
-    checkpoints: Checkpoints | None,
-    dims: Mapping[str, int],
-    loss: str | None,
-) -> onnx.ModelProto:
-    if checkpoints is None or checkpoints == "none":
-        return model
-    from memplan.api.grad.grad_checkpoints import with_checkpoints  # the planner is slow to import
-
-    return with_checkpoints(model, path, checkpoints, dims, loss)
 
 
 def _names(names: str | Sequence[str]) -> tuple[str, ...]:

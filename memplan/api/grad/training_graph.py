@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 
 from memplan.api.grad.check_outcome import GradientCheck
-from memplan.api.rewrite_options import settle
+from memplan.api.rewrite_options import refuses, settle
 from memplan.api.summary import Rows, Summary, phase_counts
 from memplan.autodiff.parameters import Candidates
 from memplan.autodiff.statistics import Statistics
@@ -20,8 +20,15 @@ from memplan.proto.weights import NO_WEIGHTS, Placement, Weights
 SCHEMA = "memplan.grad/1"
 NOTHING_STATED = Contract({}, {}, {})
 """Of a forward graph."""
+GONE = {
+    "checkpoints": "rewrite the training graph: RewriteOptions(budget, strategy='memory'), "
+    "'speed', 'collection' or 'list{names=a+b}'",
+    "scan_recompute": "rewrite the training graph: RewriteOptions(budget, scan_recompute=...)",
+}
+"""Keywords of earlier versions, and what does it now."""
 
 
+@refuses(**GONE)
 @dataclass(frozen=True, slots=True)
 class GradOptions:
     """How to differentiate.
@@ -31,9 +38,7 @@ class GradOptions:
     as in ``adamw{weight_decay=0.1}``; ``none``: gradients are outputs. ``own_update``: the
     optimizer is a graph of its own, and the training graph gives gradients. ``loss_scale``:
     ``none``, ``dynamic{init_scale=1024}`` or a number, see
-    :mod:`memplan.autodiff.optimizers.scaling`. ``checkpoints``: see
-    :func:`memplan.api.grad.grad_checkpoints.with_checkpoints`. ``scan_recompute``: see
-    :class:`memplan.passes.loops.cell.ScanRecompute`. ``weights``: see
+    :mod:`memplan.autodiff.optimizers.scaling`. ``weights``: see
     :class:`memplan.proto.weights.Weights`. ``dropout``: ``operator`` or ``counter{seed=7}``, see
     :mod:`memplan.autodiff.counter_dropouts`.
     """
@@ -45,9 +50,7 @@ class GradOptions:
     optimizer: str = "none"
     own_update: bool = False
     loss_scale: str = "none"
-    checkpoints: str = "none"
     forward_only: bool = False
-    scan_recompute: str = "none"
     weights: str = "auto"
     dropout: str = "operator"
 
@@ -151,8 +154,6 @@ class TrainingGraph(Summary):
             "wrt": list(self.wrt),
             "optimizer": self.options.optimizer,
             "loss_scale": self.options.loss_scale,
-            "checkpoints": self.options.checkpoints,
-            "scan_recompute": self.options.scan_recompute,
             "dropout": self.options.dropout,
             "counted_masks": self.counted_masks,
             "not_trained": list(self.not_trained),

@@ -15,7 +15,6 @@ from memplan.autodiff.emit.value import Array, Number, Operand, Value
 from memplan.autodiff.emit.without_bfloat16 import BFLOAT16, FLOAT, widest, works_in_float32
 from memplan.errors import MemplanError
 from memplan.ops.book import VIEWS
-from memplan.passes.loops.cell import ScanRecompute
 from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY
 from memplan.proto.names import NameAuthority
 from memplan.shapes.one_node import infer_types
@@ -75,8 +74,6 @@ class Emitter:
         """The node that makes a tensor, forward or new."""
         self.further_outputs: set[str] = set()
         """Outputs of forward nodes that rules asked for."""
-        self.scan_recompute = ScanRecompute()
-        """What the backward of a Scan recomputes: the request's policy."""
         self._dims = 0
         self._mark = mark  # tells the dimensions that a body names from those around it
         self._scope = Scope("grad")

@@ -75,7 +75,6 @@ class _Branch:
         mark = f"{ctx.node.name}/{attribute}:"
         expanded = expand_all(model, set(grads), xs, outer.names, mark)
         self.emitter = expanded.emitter
-        self.emitter.scan_recompute = outer.scan_recompute
         self.writer = BodyWriter(self.emitter)
         seen = differentiable(expanded, set(grads), xs)
         seeds = {

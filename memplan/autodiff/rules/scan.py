@@ -16,10 +16,9 @@ from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.gradient_registry import Gradients, gradient
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.scan.body import Hoisted, ScanBody
-from memplan.autodiff.scan.projections import RecomputedSlice, recomputed_slice
-from memplan.autodiff.scan.scan_call import kept_as, rank_in, slice_type, stacked_as
+from memplan.autodiff.scan.scan_call import rank_in
 from memplan.autodiff.scan.stash import ScanStash, recomputed_nodes
-from memplan.passes.loops.cell import Cell, CellPlan, decide
+from memplan.passes.loops.cell import Cell, CellPlan, constant_tensors, plan_cell
 from memplan.proto.edit import live_nodes
 from memplan.proto.loop_node import Slices, read_loop, scan_attributes
 from memplan.proto.nodes import names_read
@@ -57,24 +56,14 @@ class _ScanGradient:
             )
             if grad is not None
         ]
-        projections = self._projections(kept)
-        for found in projections.values():
-            source = found.source
-            kind = slice_type(self.outer.tensor(source.name).type, source.axis)
-            self.writer.input(found.formal, kind, new=False)
-            scanned.append(source.backwards())
-        used = [n for n in self._inputs if n in kept.used and n not in projections]
+        used = [name for name in self._inputs if name in kept.used]
         if not (scanned or used or kept.stored):  # a Scan must read something to count its steps
             used = [call.slice_inputs[0]]
         for inner in (*used, *kept.stored):
             self.writer.input(inner, self.body.types[inner], new=False)
             scanned.append(self.stash.sequence(inner))
         stacked = [call.sequences[k].backwards("") for k in step.sliced]
-        recomputed = [
-            *(item.node for item in projections.values()),
-            *recomputed_nodes(kept, self.outer),
-        ]
-        outs = self._emit(recomputed, scanned, stacked)
+        outs = self._emit(recomputed_nodes(kept, self.outer), scanned, stacked)
         names = [call.initials[k] for k in step.states] + step.captured
         names += [call.sequences[k].name for k in step.sliced]
         result: dict[str, Value | None] = {}
@@ -100,18 +89,9 @@ class _ScanGradient:
             sides.append(self.ctx.rows(value, width))
         return self.ctx.gemm(sides[0], sides[1], 1)
 
-    def _projections(self, kept: CellPlan) -> dict[str, RecomputedSlice]:
-        """Slices that only recomputed nodes read, and that are recomputed, too."""
-        if self.outer.scan_recompute.text != "all":
-            return {}
-        names = [n for n in self.call.slice_inputs if n in kept.used and n not in kept.needed]
-        found = {
-            name: recomputed_slice(self.outer, kept_as(self.call, name), name) for name in names
-        }
-        return {name: item for name, item in found.items() if item is not None}
-
     def _kept(self) -> CellPlan:
-        """What the backward step reads of the forward step, and how it comes by it."""
+        """What the backward step reads of the forward step. What is the same at every step is
+        recomputed; all else is stored."""
         nodes = live_nodes(self.body.nodes, [value.name for value in self.writer.outputs])
         made = {name for node in nodes for name in node.output}
         own = {value.name for value in self.writer.inputs}
@@ -119,15 +99,8 @@ class _ScanGradient:
             nodes=list(self.call.body.node),
             inputs=self._inputs,
             needed=frozenset(names_read(nodes) - made - own),
-            stacked=frozenset(
-                name
-                for node in self.call.body.node
-                for name in node.output
-                if stacked_as(self.call, name)
-            ),
-            types=self.body.types,
         )
-        return decide(cell, self.outer.scan_recompute)
+        return plan_cell(cell, constant_tensors(cell))
 
     def _emit(
         self, recomputed: list[onnx.NodeProto], scanned: list[Slices], stacked: list[Slices]

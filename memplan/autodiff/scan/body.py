@@ -76,7 +76,6 @@ class ScanBody:
         self.states = self._grow_above(ctx, list(model.graph.node), xs, ys)
         expanded = expand_all(model, ys, xs, outer.names, mark)
         self.emitter = expanded.emitter
-        self.emitter.scan_recompute = outer.scan_recompute
         self.writer = BodyWriter(self.emitter)
         self.hoisted: list[Hoisted] = []
         seen = differentiable(expanded, ys, xs)

@@ -21,22 +21,20 @@ _LISTED = 12
 
 @dataclass(frozen=True, slots=True)
 class ScanRecompute:
-    """``--scan-recompute``: ``none``, ``all``, ``auto``, or names of cell tensors, in which ``*``
+    """``--scan-recompute``: ``all``, ``auto``, or names of cell tensors, in which ``*``
     stands for any letters, with ``+`` between them.
 
-    ``loops`` are those whose cells are meant. ``seen`` grows: the patterns that have matched;
-    ``offered`` the cell tensors there are.
+    ``seen`` grows: the patterns that have matched; ``offered`` the cell tensors there are.
     """
 
-    text: str = "none"
-    loops: str = "Scan that is differentiated"
+    text: str
     seen: set[str] = field(default_factory=set)
     offered: dict[str, None] = field(default_factory=dict)
 
     @property
     def patterns(self) -> tuple[str, ...]:
         """The names, if names were given."""
-        if self.text in ("none", "all", "auto"):
+        if self.text in ("all", "auto"):
             return ()
         return tuple(part.strip() for part in self.text.split("+"))
 
@@ -50,11 +48,11 @@ class ScanRecompute:
             if pattern not in self.seen:
                 names = list(self.offered)
                 raise UsageError(
-                    f"--scan-recompute {pattern}: no {self.loops} computes such a tensor in its "
-                    "body",
+                    f"--scan-recompute {pattern}: no forward loop of a pair computes such a tensor "
+                    "in its body",
                     f"there are: {listed(names, _LISTED)}"
                     if names
-                    else f"the graph has no {self.loops}",
+                    else "the graph has no forward loop of a pair",
                 )
 
 
@@ -72,8 +70,8 @@ class Cell:
     nodes: Sequence[onnx.NodeProto]
     inputs: tuple[str, ...]
     needed: frozenset[str]
-    stacked: frozenset[str]
-    types: Mapping[str, TensorType]
+    stacked: frozenset[str] = frozenset()
+    types: Mapping[str, TensorType] = field(default_factory=dict)
     fixed: frozenset[str] = frozenset()
     called: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -96,13 +94,11 @@ class CellPlan:
     """What a step of the backward gets, and what it recomputes.
 
     ``stored``: computed tensors of the cell that are stored at every step; ``used``: its inputs
-    that the backward reads, ``needed`` those that it would read if nothing were recomputed;
-    ``recomputed``: the nodes to recompute, in order.
+    that the backward reads; ``recomputed``: the nodes to recompute, in order.
     """
 
     stored: tuple[str, ...]
     used: frozenset[str]
-    needed: frozenset[str]
     recomputed: tuple[onnx.NodeProto, ...]
 
 
@@ -156,7 +152,6 @@ def plan_cell(cell: Cell, chosen: Collection[str]) -> CellPlan:
     return CellPlan(
         tuple(name for name in order if name in stored - made),
         frozenset(used),
-        cell.needed & inputs,
         tuple(cell.nodes[k] for k in sorted(recomputed)),
     )
 

@@ -50,7 +50,7 @@ def named(steps: Sequence[PairStep], text: str) -> list[CellPlan]:
             "what it stacked, with shapes and number of steps known",
             "memplan analyze lists such pairs",
         )
-    policy = ScanRecompute(text, "forward loop of a pair")
+    policy = ScanRecompute(text)
     kept = [decide(step.cell, policy) for step in steps]
     policy.require_matches()
     return kept

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from onnx import helper, numpy_helper
 
 import memplan
 from helpers.gradients import draw, reference, runtime, single
-from helpers.recurrent_layers import BATCH, HIDDEN, STEPS, WIDTH, layer
+from helpers.recurrent_layers import BATCH, layer
 from helpers.running import Memplan, runner
 from memplan.api.grad.differentiate import grad
 from memplan.api.grad.training_graph import GradOptions
@@ -32,66 +31,6 @@ def test_report(run: Memplan) -> None:
     result = run("grad", "f.onnx", "-o", "t.onnx", "--loss", "loss", "--dim", f"N={BATCH}")
     assert result.returncode == 0, result.stderr
     assert "gradients of 3 tensors: W, R, B" in result.stdout
-
-
-def test_json(run: Memplan, tmp_path: Path) -> None:
-    """Recomputing everything stores the two states alone; the file analyzes and computes the same
-    bits."""
-    found = {}
-    for wish in ("none", "all"):
-        result = run(
-            "grad",
-            "f.onnx",
-            "-o",
-            f"{wish}.onnx",
-            "--loss",
-            "loss",
-            "--dim",
-            f"N={BATCH}",
-            "--scan-recompute",
-            wish,
-            "--format",
-            "json",
-        )
-        assert result.returncode == 0, result.stderr
-        found[wish] = json.loads(result.stdout)
-        assert run("analyze", f"{wish}.onnx", "--dim", f"N={BATCH}").returncode == 0
-    assert found["all"]["scan_recompute"] == "all"
-    (few,), (many,) = (
-        memplan.analyze(tmp_path / f"{w}.onnx", {"N": BATCH}).recurrent for w in ("all", "none")
-    )
-    assert (few.forward.node.name, few.steps) == ("rnn/forward/Scan", STEPS)
-    assert [item.tensor for item in few.stored] == ["rnn/forward/h", "rnn/forward/c"]
-    assert few.step_bytes == 2 * BATCH * HIDDEN * 4
-    assert many.step_bytes == 6 * BATCH * HIDDEN * 4
-    feeds = {"x": draw((STEPS, BATCH, WIDTH)).astype(np.float32)}
-    before, after = (runtime(onnx.load(tmp_path / f"{w}.onnx"), feeds) for w in ("none", "all"))
-    for name, array in before.items():
-        assert array.tobytes() == after[name].tobytes(), name
-
-
-def test_a_partly_listed_operator(run: Memplan, tmp_path: Path) -> None:
-    result = run(
-        "grad",
-        "f.onnx",
-        "-o",
-        "t.onnx",
-        "--loss",
-        "loss",
-        "--scan-recompute",
-        "rnn/forward/gates/Split+rnn/forward/gates/Gemm",
-    )
-    assert result.returncode == 2
-    assert "not named: rnn/forward/gates/Split/1, rnn/forward/gates/Split/2, rnn" in result.stderr
-    assert "hint: add them: --scan-recompute" in result.stderr
-    assert not (tmp_path / "t.onnx").exists()
-
-
-def test_an_unknown_name(run: Memplan) -> None:
-    result = run("grad", "f.onnx", "-o", "t.onnx", "--loss", "loss", "--scan-recompute", "gate")
-    assert result.returncode == 2
-    assert "--scan-recompute gate: no Scan that is differentiated computes" in result.stderr
-    assert "hint: there are: rnn/forward/gates/Gemm, " in result.stderr
 
 
 @pytest.mark.parametrize(

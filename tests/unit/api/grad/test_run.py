@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import memplan
 from helpers.gradients import draw, reference, runtime
 from helpers.graphs import open_text, parse
 from helpers.running import Memplan, runner
+from memplan.api.grad.training_graph import GradOptions
 from memplan.errors import ModelError, UsageError
 from memplan.ir.graph import Graph, Phase
 from memplan.ir.phases import find_phases
@@ -187,34 +189,19 @@ def test_existing_output(run: Memplan, tmp_path: Path) -> None:
     assert run("grad", "f.onnx", "-o", "f.onnx", "--loss", "loss", "--force").returncode == 2
 
 
-DEEP = """
-    g (float[64,64] x, float[64,64] w) => (float loss)
-    { a = MatMul(x, w) b = Tanh(a) c = MatMul(b, w) d = Tanh(c) e = MatMul(d, w) f = Tanh(e)
-      h = MatMul(f, w) i = Tanh(h) loss = ReduceSum<keepdims = 0>(i) }"""
-
-
-@pytest.mark.parametrize("checkpoints", ["memory", "speed", "d", ["b", "f"]])
-def test_checkpoints(checkpoints: str | list[str]) -> None:
-    """The same bits with some nodes computed twice."""
-    plain = memplan.gradients(parse(DEEP), "loss", "w")
-    model = memplan.gradients(parse(DEEP), "loss", "w", checkpoints=checkpoints)
-    again = [n.name for n in model.graph.node if n.name.endswith("/recompute")]
-    assert again
-    feeds = {name: draw((64, 64), k).astype(np.float32) / 8 for k, name in enumerate("xw")}
-    np.testing.assert_array_equal(runtime(plain, feeds)["w_grad"], runtime(model, feeds)["w_grad"])
-
-
-def test_bad_checkpoints(run: Memplan, tmp_path: Path) -> None:
-    base = ["grad", "f.onnx", "-o", "t.onnx", "--loss", "loss", "--checkpoints"]
-    for more, code, message in (
-        (["speed"], 3, "--dim N="),
-        (["nothing", "--dim", "N=8"], 2, "nothing"),
-        (["collection", "--dim", "N=8"], 2, "memplan.checkpoint"),
-    ):
-        result = run(*base, *more)
-        assert result.returncode == code
-        assert message in result.stderr
-        assert not (tmp_path / "t.onnx").exists()
+def test_what_grad_once_took_is_rewrites() -> None:
+    """Keywords of earlier versions: one line, and what does it now."""
+    for name, now in {
+        "checkpoints": "strategy='memory'",
+        "scan_recompute": "scan_recompute",
+    }.items():
+        for call in (
+            partial(GradOptions, "loss"),
+            partial(memplan.gradients, parse(TWO), "y", "x"),
+        ):
+            with pytest.raises(UsageError, match=f"no longer takes {name}$") as caught:
+                call(**{name: "all"})
+            assert now in caught.value.hint
 
 
 # -- memplan.gradients -----------------------------------------------------------------------------

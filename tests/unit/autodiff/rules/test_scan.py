@@ -10,24 +10,22 @@ import onnx.parser
 import pytest
 
 from helpers.gradients import check, draw, reference, runtime
-from helpers.loops import pairs_of, reopened
+from helpers.loops import pairs_of, recompute_in_scans, reopened
 from helpers.scans import MIXED, ODD, RNN, feeds_for, model_of_text
 from memplan.autodiff.backward import Request, build_gradients
 from memplan.errors import ModelError, UsageError
 
 
-@pytest.mark.parametrize("wish", ["none", "all", "auto"])
 @pytest.mark.parametrize("ys", [["last", "all"], ["last"], ["all"]])
-def test_rnn(ys: list[str], wish: str) -> None:
+def test_rnn(ys: list[str]) -> None:
     model = onnx.parser.parse_model(RNN)
-    check((model, feeds_for(model)), ys=ys, run=runtime, recompute=wish)
+    check((model, feeds_for(model)), ys=ys, run=runtime)
 
 
 @pytest.mark.parametrize("opset", [13, 16, 19, 23])
-@pytest.mark.parametrize("wish", ["none", "all", "auto", "m+t1", "*"])
-def test_axes_directions_and_states(wish: str, opset: int) -> None:
+def test_axes_directions_and_states(opset: int) -> None:
     model = model_of_text(MIXED, opset)
-    check((model, feeds_for(model)), run=runtime, recompute=wish)
+    check((model, feeds_for(model)), run=runtime)
 
 
 @pytest.mark.parametrize("y", ["ea", "eb", "p", "q"])
@@ -46,8 +44,7 @@ def test_outputs_and_inputs_without_gradient(x: str, y: str) -> None:
         assert f"{x}_grad" in backward.output
 
 
-@pytest.mark.parametrize("wish", ["none", "all", "auto"])
-def test_outputs_that_are_inputs(wish: str) -> None:
+def test_outputs_that_are_inputs() -> None:
     """ONNX Runtime 1.31 computes wrong values for such a Scan; the training graph has none, not in
     its forward part either. The reference evaluator runs the forward graph: it knows no reversed
     Scan, but computes this one as ONNX says."""
@@ -57,7 +54,7 @@ def test_outputs_that_are_inputs(wish: str) -> None:
     def run(given: onnx.ModelProto, values: Any) -> Any:
         return reference(given, values) if len(given.graph.node) == 1 else runtime(given, values)
 
-    trained = check((model, feeds), run=run, recompute=wish)
+    trained = check((model, feeds), run=run)
     seeds = {f"seed_{value.name}": np.zeros(2) for value in model.graph.output[:3]}
     seeds |= {f"seed_{value.name}": np.zeros((3, 2)) for value in model.graph.output[3:]}
     found = runtime(trained, feeds | seeds)
@@ -80,10 +77,9 @@ NESTED = """
     }"""
 
 
-@pytest.mark.parametrize("wish", ["none", "all", "auto"])
-def test_a_scan_in_a_scan(wish: str) -> None:
+def test_a_scan_in_a_scan() -> None:
     model = model_of_text(NESTED)
-    check((model, feeds_for(model)), run=runtime, recompute=wish)
+    check((model, feeds_for(model)), run=runtime)
 
 
 def test_symbolic_sizes() -> None:
@@ -100,12 +96,12 @@ def test_symbolic_sizes() -> None:
         )
         for k, value in enumerate(model.graph.input)
     }
-    for wish in ("none", "all"):
-        check((model, feeds), run=runtime, recompute=wish)
+    check((model, feeds), run=runtime)
 
 
-def test_random_masks_are_kept() -> None:
-    """A Dropout inside never runs again: its mask is stored at every step."""
+def test_random_masks_are_stored() -> None:
+    """A Dropout inside never runs again: its mask is stored at every step, and nobody can have it
+    recomputed."""
     text = """
         g (float[4,8] x, float[8] h0) => (float[4,8] all)
             <float half = {0.5}, bool on = {1}>
@@ -117,49 +113,23 @@ def test_random_masks_are_kept() -> None:
         }"""
     model = model_of_text(text)
     feeds = {"x": np.ones((4, 8), np.float32), "h0": np.zeros(8, np.float32)}
-    trained = build_gradients(model, Request(("all",), ("x",), (), "all"))
-    (pair,) = pairs_of(reopened(trained))
-    assert [item.tensor for item in pair.stored if item.type.shape == (8,)][-2:] == ["d", "d/1"]
-    found = runtime(trained, feeds)["x_grad"]
-    assert 0 < (found == 0).sum() < found.size
+    trained = build_gradients(model, Request(("all",), ("x",)))
+    for found in (trained, recompute_in_scans(trained, "all")):
+        (pair,) = pairs_of(reopened(found))
+        assert "d/1" in [item.tensor for item in pair.stored]
+        gradient = runtime(found, feeds)["x_grad"]
+        assert 0 < (gradient == 0).sum() < gradient.size
     with pytest.raises(UsageError, match="Dropout 'd' cannot be recomputed"):
-        build_gradients(model, Request(("all",), ("x",), (), "d+d/1"))
+        recompute_in_scans(trained, "d+d/1")
 
 
-def test_states_alone_are_stored() -> None:
-    """Several cell tensors without recomputation, the states alone with it."""
+def test_what_the_backward_reads_is_stored() -> None:
     model = onnx.parser.parse_model(
         RNN.replace("[act] next = Tanh(z)", "[e] e = Exp(z) [t] t = Tanh(e) next = Mul(t, e)")
     )
-    stored = {}
-    for wish in ("none", "all", "e", "t"):
-        request = Request(("last",), ("w", "r", "b"), (), wish)
-        (pair,) = pairs_of(reopened(build_gradients(model, request)))
-        stored[wish] = ([item.tensor for item in pair.stored], pair.step_bytes)
-    assert stored == {
-        "none": (["h", "e", "t"], 96),
-        "all": (["h"], 32),
-        "e": (["h", "z", "t"], 96),
-        "t": (["h", "e"], 64),
-    }
-
-
-def test_names() -> None:
-    """All outputs of an operator, or none: the error names those that are missing."""
-    text = RNN.replace(
-        "[act] next = Tanh(z)",
-        "[s] l, m, n = Split<num_outputs = 3>(z) "
-        "[j] j = Concat<axis = 0>(m, l, n) [act] next = Tanh(j)",
-    )
-    model = onnx.parser.parse_model(text)
-    with pytest.raises(
-        UsageError, match=r"Split 's' can be recomputed only with .*: m, n$"
-    ) as caught:
-        build_gradients(model, Request(("last",), ("w",), (), "z+l"))
-    assert caught.value.hint == "add them: --scan-recompute 'z+l+m+n'"
-    with pytest.raises(UsageError, match="--scan-recompute nothing: no Scan"):
-        build_gradients(model, Request(("last",), ("w",), (), "z+nothing"))
-    build_gradients(model, Request(("last",), ("w",), (), "z+l+m+n"))
+    trained = build_gradients(model, Request(("last",), ("w", "r", "b")))
+    (pair,) = pairs_of(reopened(trained))
+    assert ([item.tensor for item in pair.stored], pair.step_bytes) == (["h", "e", "t"], 96)
 
 
 def test_operators_without_a_rule_in_a_body_are_named() -> None:

@@ -20,6 +20,8 @@ _DEFAULTS = re.compile(rb"^\s*\[\s*tool\s*\.\s*memplan\s*[.\]]", re.MULTILINE)
 GONE = {
     ("analyze", "--format chrome-trace"): "--format html, or torch-snapshot",
     ("analyze", "--frontier"): "memplan sweep MODEL --budget 40%,60%,80%",
+    ("grad", "--checkpoints"): "memplan rewrite STEP --strategy memory (speed, collection, list)",
+    ("grad", "--scan-recompute"): "memplan rewrite STEP --scan-recompute all",
     ("grad", "--weights embed"): "--weights copy",
     ("lower", "--weights embed"): "--weights copy",
     ("plan-as", "jax"): "memplan plan-as torch PLAN",

@@ -65,7 +65,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
         place = Path(folder)
         venv.create(place / "venv", with_pip=True)
-        programs = place / "venv" / ("Scripts" if sys.platform == "win32" else "bin")
+        programs = place / "venv" / "bin"
         python = str(programs / "python")
         print("\n".join(wanted), flush=True)
         install = [python, "-m", "pip", "install", "-q", *wanted, str(ROOT)]

@@ -41,7 +41,6 @@ _HELP_RUNS = 20
 _VERSIONS = "import json, runpy, sys; print(json.dumps(runpy.run_path(sys.argv[1])['versions']()))"
 _PACKAGES = {"memplan": "memplan", "cli/memplan_cli": "memplan_cli"}
 _BLOCK = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
-_BIN = "Scripts" if sys.platform == "win32" else "bin"
 
 
 class FailedError(Exception):
@@ -259,7 +258,7 @@ def _environment(folder: Path, python: str) -> Path:
         venv.create(folder, with_pip=True)
     else:
         _run([python, "-m", "venv", folder], f"{python} -m venv")
-    return folder / _BIN
+    return folder / "bin"
 
 
 def _files(release: Release) -> tuple[Path, Path]:

@@ -10,10 +10,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
-TERMINATING = {signal.SIGTERM: "terminated"}
+TERMINATING = {signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}  # the terminal is gone
 """The signals that end a program besides Ctrl-C, and the word for it."""
-if sys.platform != "win32":
-    TERMINATING[signal.SIGHUP] = "hung up"  # the terminal is gone
 received: list[signal.Signals] = []
 """Those that were to end this program, in the order in which they came."""
 _BASE = 128

@@ -100,8 +100,6 @@ def reserve_standard_files() -> None:
 
 def write_standard_files_whole() -> None:
     """Let text and bytes for stdout and stderr go out whole, or fail."""
-    if sys.platform == "win32":  # whose terminals are no files
-        return
     streams: tuple[TextIO | None, ...] = (sys.stdout, sys.stderr)
     if streams[0] is not None:
         sys.stdout = whole_stream(STDOUT, streams[0])

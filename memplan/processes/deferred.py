@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_ENDING = ("SIGINT", "SIGTERM", "SIGHUP")  # the last is not everywhere
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
@@ -22,14 +22,11 @@ def deferred_signals() -> Iterator[None]:
         yield
         return
     handlers = {
-        number: handler
-        for name in _ENDING
-        if (number := getattr(signal, name, None)) is not None
-        and callable(handler := signal.getsignal(number))
+        number: handler for number in _ENDING if callable(handler := signal.getsignal(number))
     }
-    came: list[tuple[int, FrameType | None]] = []
-    for number in handlers:
-        signal.signal(number, lambda number, frame: came.append((number, frame)))
+    came: list[tuple[signal.Signals, FrameType | None]] = []
+    for each in handlers:
+        signal.signal(each, lambda number, frame: came.append((signal.Signals(number), frame)))
     try:
         yield
     finally:

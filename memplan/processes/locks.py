@@ -3,18 +3,15 @@ has for as long as it runs is refused to others."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from memplan.errors import RuntimeUnavailableError, UsageError
-
-if sys.platform != "win32":
-    import fcntl
 
 PATIENCE_SECONDS = 20.0
 _INTERVAL_SECONDS = 0.05
@@ -37,9 +34,6 @@ def updating(path: Path, patience: float = PATIENCE_SECONDS) -> Iterator[None]:
     Raises:
         RuntimeUnavailableError: somebody else kept it for ``patience`` seconds.
     """
-    if sys.platform == "win32":
-        yield
-        return
     handle = os.open(path.parent, os.O_RDONLY)
     try:
         _acquire(handle, path, patience)
@@ -81,7 +75,7 @@ class OneAtATime:
 
     def begin(self) -> bool:
         """Wait for the turn; whether it was not this process's already."""
-        if self._handle is not None or sys.platform == "win32":
+        if self._handle is not None:
             return False
         try:
             self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -113,9 +107,6 @@ def kept(path: Path) -> Iterator[None]:
     Raises:
         UsageError: somebody else keeps it; or a file cannot be made in its folder.
     """
-    if sys.platform == "win32":
-        yield
-        return
     name = _name_of_lock(path)
     try:
         handle = _locked(name)
@@ -142,7 +133,7 @@ def require_free(path: Path) -> None:
         UsageError: one has.
     """
     name = _name_of_lock(path)
-    if sys.platform == "win32" or name in _own or not os.path.exists(name):
+    if name in _own or not os.path.exists(name):
         return
     with kept(path):
         pass

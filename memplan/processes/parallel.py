@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
 import warnings
@@ -193,8 +192,6 @@ def _in_processes(
 def _start_tracker() -> None:
     """The process in which joblib notes what is shared outlives a terminal, as it does a Ctrl-C:
     one that is started in its place knows of nothing, and says so in tracebacks."""
-    if sys.platform == "win32":
-        return
     from joblib.externals.loky.backend.resource_tracker import ensure_running
 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])

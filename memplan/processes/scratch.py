@@ -9,20 +9,17 @@ and locks end with the process.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import shutil
 import stat
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from memplan.errors import RuntimeUnavailableError
-
-if sys.platform != "win32":  # there, folders of a process that was killed stay
-    import fcntl
 
 _PREFIX = "memplan-run-"
 _OURS = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}")
@@ -60,8 +57,7 @@ def scratch_folder() -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         _open_folders.discard(folder)
-        if lock is not None:
-            os.close(lock)
+        os.close(lock)
 
 
 def _no_room(error: OSError) -> RuntimeUnavailableError:
@@ -72,12 +68,10 @@ def _no_room(error: OSError) -> RuntimeUnavailableError:
     )
 
 
-def _made(root: str) -> tuple[str, int | None]:
+def _made(root: str) -> tuple[str, int]:
     """A new folder, and the descriptor that holds its lock."""
     while True:
         folder = tempfile.mkdtemp(prefix=_PREFIX, dir=root)
-        if sys.platform == "win32":
-            return folder, None
         try:
             lock = os.open(folder, os.O_RDONLY)
         except FileNotFoundError:  # taken for a leftover before it was locked
@@ -90,18 +84,17 @@ def _made(root: str) -> tuple[str, int | None]:
 def hold(path: str, handle: int) -> bool:
     """Keep ``path``, which is open as ``handle``, from :func:`sweep` until that is closed; False if
     another program has taken it for a leftover before it was locked."""
-    if sys.platform != "win32":
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH)
-        except OSError:  # a file system without locks; then nobody else gets one either
-            return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH)
+    except OSError:  # a file system without locks; then nobody else gets one either
+        return True
     return os.path.exists(path)
 
 
 def sweep(root: str, ours: re.Pattern[str] = _OURS) -> None:
     """Remove what processes of this user that are dead have left in ``root`` under such names; once
     per folder."""
-    if sys.platform == "win32" or (root, ours.pattern) in _swept:
+    if (root, ours.pattern) in _swept:
         return
     _swept.add((root, ours.pattern))
     with os.scandir(root) as entries:

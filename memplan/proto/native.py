@@ -8,13 +8,14 @@ has met.
 
 The child is forked at the first call and serves all further ones: 2 ms once, and 0.2 ms per call
 and 2 ms per MB, measured; a fork per call costs 3 ms each, and a graph with many bodies makes
-thousands; a fresh interpreter would take 200 ms. Where a system cannot fork, the calls are made in
-this process.
+thousands; a fresh interpreter would take 200 ms. Where the system refuses a fork, the calls are
+made in this process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import struct
@@ -259,8 +260,7 @@ def _forget() -> None:
     _child, _lock = None, threading.Lock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_forget)
 
 
 def _ask(kind: bytes, data: bytes) -> bytes:
@@ -271,8 +271,6 @@ def _ask(kind: bytes, data: bytes) -> bytes:
         RuntimeUnavailableError: the system does not let the child work.
     """
     global _child
-    if not hasattr(os, "fork"):
-        return _call(kind, data)
     with _lock:
         if _child is None:
             try:
@@ -309,8 +307,6 @@ def _died(what: str, status: int) -> ModelError | RuntimeUnavailableError:
 
 def _serve(asked: int, answered: int) -> NoReturn:
     """In the child: answer until nobody asks any more. Nothing of the parent's is kept open."""
-    import fcntl  # only where there is fork
-
     try:
         # Not among the standard streams, which the parent may have closed.
         asked, answered = (fcntl.fcntl(pipe, fcntl.F_DUPFD, 3) for pipe in (asked, answered))

@@ -15,7 +15,6 @@ from memplan.errors import UsageError
 
 MOST_TEXT = 1 << 28
 """Bytes of a lock, a costs file and their like: what is larger is something else."""
-_WITHOUT_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 @contextmanager
@@ -29,7 +28,7 @@ def opened_file(path: PathLike[str] | str) -> Iterator[BufferedReader]:
         OSError: it is not there, cannot be read, or is not a regular file.
     """
     _require_regular(os.stat(path), path)
-    handle = os.open(path, os.O_RDONLY | _WITHOUT_WAITING)
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as stream:
         _require_regular(os.fstat(handle), path)
         yield stream

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -219,8 +218,6 @@ def put(made: Made, path: Path, force: bool) -> None:
     temporary = made.name
     made.stream.flush()
     os.fsync(made.stream.fileno())
-    if sys.platform == "win32":  # where no open file is renamed, and none is locked
-        made.stream.close()
     # mkstemp makes private files; an output has the permissions that any new file gets.
     umask = os.umask(0)
     os.umask(umask)

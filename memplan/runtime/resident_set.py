@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,8 +59,6 @@ def peak_rss() -> int:
     """The highest value since then, in bytes."""
     if high := resident_bytes("VmHWM"):
         return high
-    import resource  # Windows has none
-
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -6,6 +6,7 @@ system ends the process. What is certain not to fit is refused by arithmetic.
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 from memplan.errors import RuntimeUnavailableError
@@ -42,14 +43,9 @@ def room_bytes() -> int | None:
             continue
         if text.isdigit():
             known.append(int(text))
-    try:
-        import resource
-
-        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if limit != resource.RLIM_INFINITY:
-            known.append(limit)
-    except ImportError:  # Windows
-        pass
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY:
+        known.append(limit)
     return min(known, default=None)
 
 

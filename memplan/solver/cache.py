@@ -34,9 +34,7 @@ def cache_folder() -> Path | None:
     if own is not None:
         return own
     try:
-        if sys.platform == "win32":
-            base = _absolute("LOCALAPPDATA") or _home() / "AppData" / "Local"
-        elif sys.platform == "darwin":
+        if sys.platform == "darwin":
             base = _home() / "Library" / "Caches"
         else:
             base = _absolute("XDG_CACHE_HOME") or _home() / ".cache"
@@ -92,8 +90,6 @@ def code_folder(version: str) -> Path | None:
 
 def is_private(folder: Path) -> bool:
     """Whether this user owns ``folder``, and nobody else may write into it."""
-    if sys.platform == "win32":
-        return True
     status = folder.lstat()
     others = stat.S_IWGRP | stat.S_IWOTH
     own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()

@@ -20,17 +20,14 @@ def seen_from_here(path: Path) -> Path:
     """``path`` relative to the current folder, so that no report depends on the machine."""
     if not path.is_absolute():
         return path
-    try:
-        return Path(os.path.relpath(path))
-    except ValueError:  # another drive of Windows
-        return path
+    return Path(os.path.relpath(path))
 
 
 def key_of(file: Path, lock: Path) -> str:
     """The path of ``file`` as an entry of ``lock``: relative to its folder, with ``/``.
 
     Raises:
-        UsageError: there is no such path (another drive), or it is not Unicode.
+        UsageError: it is not Unicode.
     """
     folder = lock.parent
     try:
@@ -44,10 +41,6 @@ def key_of(file: Path, lock: Path) -> str:
     except UnicodeEncodeError:
         raise UsageError(
             f"the name of {printable(str(file))} is not Unicode", "rename the model"
-        ) from None
-    except ValueError:
-        raise UsageError(
-            f"{file} has no path relative to {lock}", "keep the lock on the drive of the models"
         ) from None
     return Path(key).as_posix()
 

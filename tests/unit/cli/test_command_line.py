@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
+import subprocess
+import sys
 from dataclasses import MISSING, fields
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
+from helpers.refusals import assert_refused
 from helpers.running import Memplan, runner
 from memplan.api.grad.training_graph import GradOptions
 from memplan.api.lower.lowered import LowerOptions
@@ -18,6 +21,7 @@ from memplan.api.profiling import ProfileOptions
 from memplan.api.rewrite.rewrite_result import RewriteOptions
 from memplan.api.sweep.request import SweepOptions
 from memplan.api.validate.validating import ValidateOptions
+from memplan.errors import EXIT_ENVIRONMENT
 from memplan.solver.strategies.builtin import Keep
 from memplan_cli.command import GONE
 from memplan_cli.main import COMMANDS, main
@@ -111,6 +115,12 @@ def test_what_is_gone_says_what_does_it_now(place: str, name: str, run: Memplan)
     assert done.returncode == 2
     assert done.stderr.splitlines() == [f"error: {name} is gone", f"hint: {GONE[place, name]}"]
     assert done.stdout == ""
+
+
+def test_windows_is_told_in_two_lines() -> None:
+    source = "import sys; sys.platform = 'win32'; import memplan_cli"
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert_refused(done, EXIT_ENVIRONMENT, "memplan runs on Linux and macOS", "WSL")
 
 
 def test_a_command_like_no_other(run: Memplan) -> None:

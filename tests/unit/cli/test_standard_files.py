@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
-
-import pytest
 
 from memplan_cli.standard_files import whole_stream
 
 LARGE = "\n".join(f"line {k}" for k in range(60_000))
-
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pipes that do not block")
 
 
 def test_a_pipe_that_does_not_block_gets_all_of_it() -> None:

@@ -15,8 +15,6 @@ from memplan.errors import UsageError
 from memplan.processes.locks import OneAtATime, kept, require_free
 from memplan.proto.write import write_atomically
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no such locks")
-
 KEEPER = """
 import sys, time
 from pathlib import Path

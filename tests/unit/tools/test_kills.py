@@ -12,7 +12,6 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="children are forked")
 def test_a_command_that_is_killed_while_it_writes_damages_nothing() -> None:
     command = [sys.executable, str(ROOT / "tools" / "kills"), "--command", "lower", "--kills", "4"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

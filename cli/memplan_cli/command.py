@@ -23,6 +23,7 @@ GONE = {
     ("grad", "--checkpoints"): "memplan rewrite STEP --strategy memory (speed, collection, list)",
     ("grad", "--scan-recompute"): "memplan rewrite STEP --scan-recompute all",
     ("grad", "--weights embed"): "--weights copy",
+    ("lower", "--accumulate"): "add up the outputs NAME_grad over the batches",
     ("lower", "--weights embed"): "--weights copy",
     ("plan-as", "jax"): "memplan plan-as torch PLAN",
     ("plan-as", "maxtext"): "memplan plan-as torch PLAN",

@@ -53,12 +53,6 @@ from memplan_cli.shared_options import (
     help="Read the parameters' values from this checkpoint of onnxruntime-training.",
 )
 @click.option(
-    "--accumulate",
-    is_flag=True,
-    help="Keep the gradient accumulation buffers, as state. Cannot be combined with "
-    "--optimizer-model.",
-)
-@click.option(
     "--check/--no-check",
     default=True,
     show_default=True,

@@ -11,13 +11,12 @@ import onnx
 from memplan.api.grad.check_graphs import Differentiated
 from memplan.api.grad.check_outcome import GradientCheck, require_equal, skipped
 from memplan.api.grad.gradient_check import check_gradients
-from memplan.api.rewrite_options import settle
+from memplan.api.rewrite_options import refuses, settle
 from memplan.api.source import Model, as_file, shown_path
 from memplan.api.summary import Rows, Summary, phase_counts
 from memplan.autodiff.lowering.lowered_graph import Lowered, LoweringRequest, lower_model
 from memplan.autodiff.lowering.ort_checkpoint import read_checkpoint
 from memplan.autodiff.lowering.update import optimizer_text, read_optimizer
-from memplan.errors import UsageError
 from memplan.ir.contract import Contract
 from memplan.ir.graph import Phase
 from memplan.ir.roles import Role
@@ -30,20 +29,20 @@ from memplan.units import counted
 SCHEMA = "memplan.lower/1"
 
 
+@refuses(accumulate="add up the gradients, outputs of the step, over the batches")
 @dataclass(frozen=True, slots=True)
 class LowerOptions:
     """How to lower.
 
     ``loss`` is the scalar output of the forward part, where it is not found or several outputs have
     gradients. ``optimizer_model`` is a file of onnxruntime-training, folded into the step;
-    ``checkpoint`` is one that holds the values of parameters. ``accumulate``: sums of gradients
-    stay, as state. ``weights``: see :class:`memplan.proto.weights.Weights`.
+    ``checkpoint`` is one that holds the values of parameters. ``weights``: see
+    :class:`memplan.proto.weights.Weights`.
     """
 
     loss: str | None = None
     optimizer_model: Path | str | None = None
     checkpoint: Path | str | None = None
-    accumulate: bool = False
     weights: str = "auto"
 
     def __post_init__(self) -> None:
@@ -138,7 +137,7 @@ def lower(
         path: a training model of its artifacts, or a graph that ORTModule saved: a path or a
             ``ModelProto``.
         output: where to write; None: nowhere.
-        options: the loss, the optimizer model, what becomes of sums and of weights.
+        options: the loss, the optimizer model, the checkpoint, what becomes of weights.
         force: overwrite ``output``.
         check: hold the gradients against central differences of the graph's own forward part.
 
@@ -157,11 +156,6 @@ def _lower(
     path: Path, options: LowerOptions, output: Path | None, force: bool, check: bool
 ) -> LoweredGraph:
     """The same for a file."""
-    if options.optimizer_model is not None and options.accumulate:
-        raise UsageError(
-            "--accumulate and --optimizer-model: a step that updates has no sums of gradients",
-            "leave one of them out",
-        )
     further = (options.optimizer_model, options.checkpoint)
     update, saved = (as_path(file) if file is not None else None for file in further)
     if output is not None:
@@ -174,9 +168,7 @@ def _lower(
     placement = NO_WEIGHTS
     if output is not None:
         placement = plan_weights(model, path, output, options.weights, force, update, saved)
-    found = lower_model(
-        model, LoweringRequest(options.loss, optimizer, options.accumulate, checkpoint)
-    )
+    found = lower_model(model, LoweringRequest(options.loss, optimizer, checkpoint))
     outcome = _checked(found, path) if check else None
     if output is not None:
         placement = write_with_weights(found.model, path, output, placement, force=force)

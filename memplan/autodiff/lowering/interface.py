@@ -2,7 +2,7 @@
 
 1. *Accumulators*: ``InPlaceAccumulatorV2`` adds a gradient into a graph input in place, and hands
    out a flag that says nothing. The gradient ``NAME_grad`` becomes the output instead; buffer, flag
-   and the input that resets it disappear. Where they are kept, the new sum is an output, too.
+   and the input that resets it disappear.
 2. *Running statistics*, which BatchNormInternal wrote over its inputs, become outputs ``NAME_new``.
 3. *Parameters* that are stored in the file become graph inputs with their values as the defaults.
 """
@@ -77,33 +77,6 @@ def drop_buffers(graph: onnx.GraphProto, found: Collection[Accumulator]) -> None
     unused = {name for item in found for name in (item.buffer, item.reset)}
     unused -= names_read(graph.node)
     drop_named(graph.input, unused)
-
-
-def keep_accumulators(graph: onnx.GraphProto, found: Collection[Accumulator]) -> dict[str, str]:
-    """Let new sums be outputs beside the gradients, in place; the sums and the buffers that they
-    are the next values of."""
-    names = NameAuthority(defined_names(graph))
-    types = {value.name: value for value in graph.input}
-    drop_named(graph.output, _flags(graph))
-    made = {}
-    for node in graph.node:
-        if node.op_type != ACCUMULATOR or node.input[0] not in types:
-            continue
-        total = names.fresh(f"{node.input[0]}_new")
-        if len(node.output) > 1 and node.output[1]:
-            graph.node.add().CopyFrom(helper.make_node("Identity", [node.output[1]], [total]))
-        else:
-            node.output[:] = [node.output[0], total]
-        graph.output.append(types[node.input[0]])
-        graph.output[-1].name = total
-        made[total] = node.input[0]
-    _add_gradients(graph, found)
-    return made
-
-
-def _flags(graph: onnx.GraphProto) -> set[str]:
-    """Outputs of accumulators that say that something was added."""
-    return {node.output[0] for node in graph.node if node.op_type == ACCUMULATOR}
 
 
 def _add_gradients(graph: onnx.GraphProto, found: Collection[Accumulator]) -> None:

@@ -16,7 +16,6 @@ from memplan.autodiff.lowering.interface import (
     accumulators,
     drop_accumulators,
     drop_buffers,
-    keep_accumulators,
     offer_values,
     renew_statistics,
 )
@@ -52,12 +51,10 @@ _BACKWARD_NAME = "_Grad/"  # in names of backward nodes, behind that of the forw
 
 @dataclass(frozen=True, slots=True)
 class LoweringRequest:
-    """The loss where a user names it, the optimizer, whether sums of gradients stay, and values of
-    parameters."""
+    """The loss where a user names it, the optimizer, and values of parameters."""
 
     loss: str | None = None
     optimizer: Optimizer | None = None
-    accumulate: bool = False
     checkpoint: Checkpoint | None = None
 
 
@@ -96,7 +93,6 @@ class _GraphLowering:
         self.graph = self.model.graph
         self.boundary = Boundary(request.loss)
         self.new_values: dict[str, str] = {}
-        self.resets: frozenset[str] = frozenset()
         self.statistics: frozenset[str] = frozenset()
         self.accumulators: tuple[Accumulator, ...] = ()
         self.fed: tuple[str, ...] = ()
@@ -129,11 +125,7 @@ class _GraphLowering:
     def _open_interface(self) -> None:
         graph = self.graph
         found = self.accumulators = tuple(accumulators(graph))
-        if self.request.accumulate:
-            self.new_values |= keep_accumulators(graph, found)
-            self.resets = frozenset(item.reset for item in found)
-        else:
-            drop_accumulators(graph, found)
+        drop_accumulators(graph, found)
         renewed = renew_statistics(graph)
         self.statistics = frozenset(renewed.values())
         self.new_values |= renewed
@@ -284,10 +276,6 @@ class _GraphLowering:
             return Role.GRADIENT
         if name in self.statistics:
             return Role.RUNNING_STATISTIC
-        if name in self.new_values.values() and name not in self.updates.new_values.values():
-            return Role.OPTIMIZER_STATE
-        if name in self.resets:
-            return Role.HYPERPARAMETER
         return Role.PARAMETER if weight else Role.BATCH
 
 

@@ -150,11 +150,6 @@ def test_an_output_that_exists(run: Memplan, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "word", "arguments"),
     [
-        (
-            EXIT_USAGE,
-            "--accumulate and --optimizer-model",
-            (MODEL, "--accumulate", "--optimizer-model", OPTIMIZER),
-        ),
         (EXIT_USAGE, "no scalar output of the forward part", (MODEL, "--loss", "output")),
         (EXIT_MODEL, "does not exist", ("nowhere.onnx",)),
         (EXIT_MODEL, "does not exist", (MODEL, "--optimizer-model", "nowhere.onnx")),

@@ -104,26 +104,6 @@ def test_phases_are_told() -> None:
     assert all(data == {PHASE_KEY: Phase.BACKWARD, FORWARD_KEY: "/Relu"} for data in new)
 
 
-def test_sums_may_stay() -> None:
-    found = lower_model(made.training_model(), LoweringRequest(accumulate=True))
-    feeds = made.feeds()
-    sums = {
-        f"{n}_grad.accumulation.buffer": np.ones(made.SIZES[n], np.float32) for n in made.TRAINED
-    }
-    for reset in (False, True):
-        values = runtime(found.model, {**feeds, **sums, "lazy_reset_grad": np.asarray([reset])})
-        for name in made.TRAINED:
-            grad, total = (
-                values[f"{name}_grad"],
-                values[f"{name}_grad.accumulation.buffer_new"],
-            )
-            np.testing.assert_allclose(total, grad if reset else grad + 1, rtol=1e-6)
-    contract = found.contract
-    assert contract.new_values == {f"{name}_new": name for name in sums}
-    assert all(contract.roles[name] is Role.OPTIMIZER_STATE for name in sums)
-    assert contract.roles["lazy_reset_grad"] is Role.HYPERPARAMETER
-
-
 def test_a_flag_that_is_read_stays() -> None:
     model = made.training_model()
     flag = "fc1.bias_grad.accumulation.out"

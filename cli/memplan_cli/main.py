@@ -34,22 +34,33 @@ EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141
 EXIT_TERMINATED = 143
 
-COMMANDS = {
-    "analyze": "Account for every byte of a model's peak memory.",
-    "capture": "Capture a PyTorch training step as an ONNX training graph.",
-    "check": "Fail when a model's peak exceeds its committed limit (for CI).",
-    "device": "Show the runtime, the machine and the providers that start.",
-    "diff": "Explain why one model needs more memory than another.",
-    "grad": "Turn a forward graph into a training graph.",
-    "lower": "Convert an onnxruntime-training graph to standard operators.",
-    "plan-as": "Print a plan as a checkpoint policy for PyTorch.",
-    "profile": "Measure how long each node takes, for 'rewrite --costs'.",
-    "rewrite": "Rewrite a training graph to fit a memory budget.",
-    "run": "Train with a training step: data in, losses and checkpoints out.",
-    "strategies": "List the planning strategies, with their sources and options.",
-    "sweep": "Plan many sizes and budgets; find the largest batch that fits.",
-    "validate": "Prove and measure that a rewritten model keeps its promises.",
+GROUPS = {
+    "Look": {
+        "analyze": "Account for every byte of a model's peak memory.",
+        "diff": "Explain why one model needs more memory than another.",
+        "device": "Show the runtime, the machine and the providers that start.",
+    },
+    "Fit": {
+        "rewrite": "Rewrite a training graph to fit a memory budget.",
+        "validate": "Prove and measure that a rewritten model keeps its promises.",
+        "sweep": "Plan many sizes and budgets; find the largest batch that fits.",
+        "profile": "Measure how long each node takes, for 'rewrite --costs'.",
+        "strategies": "List the planning strategies, with their sources and options.",
+        "plan-as": "Print a plan as a checkpoint policy for PyTorch.",
+    },
+    "Guard": {
+        "check": "Fail when a model's peak exceeds its committed limit (for CI).",
+    },
+    "Make a step": {
+        "capture": "Capture a PyTorch training step as an ONNX training graph.",
+        "grad": "Turn a forward graph into a training graph.",
+        "lower": "Convert an onnxruntime-training graph to standard operators.",
+    },
+    "Train": {
+        "run": "Train with a training step: data in, losses and checkpoints out.",
+    },
 }
+COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
 
 
 class ReaderGone(Exception):
@@ -101,9 +112,11 @@ class LazyGroup(click.Group):
             raise ReaderGone from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands, without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(sorted(COMMANDS.items()))
+        """The commands in groups, without importing them."""
+        width = max(map(len, COMMANDS))
+        for group, commands in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl([(name.ljust(width), text) for name, text in commands.items()])
 
 
 @click.group(cls=LazyGroup, context_settings=SETTINGS)

@@ -28,6 +28,7 @@ GONE = {
     ("plan-as", "jax"): "memplan plan-as torch PLAN",
     ("plan-as", "maxtext"): "memplan plan-as torch PLAN",
     ("rewrite", "--weights embed"): "--weights copy",
+    ("rewrite", "--profile"): "memplan profile MODEL -o costs.json, and --costs costs.json",
 }
 _UNBREAKABLE = str.maketrans("-", "\N{NON-BREAKING HYPHEN}")
 

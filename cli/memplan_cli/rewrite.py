@@ -141,11 +141,6 @@ if TYPE_CHECKING:
     help="Plan with the measured seconds in this file, from 'memplan profile'.",
 )
 @click.option(
-    "--profile",
-    is_flag=True,
-    help="First run the model to measure the seconds of every node, and plan with them.",
-)
-@click.option(
     "--device",
     metavar="NAME",
     help="The device whose speed to assume: h200, h100, a100, rtx4090 or cpu.  [default: as "

@@ -171,10 +171,10 @@ def profile(
     options = options or ProfileOptions()
     session_kind("tuned", options.provider)
     with as_file(path) as file:
-        return replace(profile_open(open_model(file, dims), options), path=shown_path(path))
+        return replace(_profile(open_model(file, dims), options), path=shown_path(path))
 
 
-def profile_open(model: OpenModel, options: ProfileOptions) -> Profile:
+def _profile(model: OpenModel, options: ProfileOptions) -> Profile:
     """The same for a model that is already open."""
     prepared, graph = model.prepared, model.graph
     require_device(prepared.proto, options.provider)

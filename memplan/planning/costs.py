@@ -63,7 +63,7 @@ class NodeCosts:
     ``seconds`` are measured, by node name. The others are the estimates of ``device``, times the
     ratio that the measured nodes of their operator have (``scale``), or all of them (``rest``):
     beside measured seconds, a roofline that is wrong by a factor would make them look too cheap
-    or too dear. ``source`` is ``estimate``, ``profile`` or the name of the costs file.
+    or too dear. ``source`` is ``estimate`` or the name of the costs file.
     """
 
     source: str

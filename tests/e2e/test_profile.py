@@ -16,7 +16,6 @@ from helpers.graphs import parse
 from helpers.models import SAMPLES
 from helpers.odd_models import WORKING, saved
 from helpers.running import Memplan
-from helpers.training_steps import long_skips, saved_step
 from memplan.api.profiling import ProfileOptions
 from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
 from memplan.errors import EXIT_MODEL, EXIT_USAGE
@@ -233,28 +232,6 @@ def test_fused_nodes_are_estimated_and_said_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.ort
-def test_rewrite_profiles_what_it_plans(inside: Memplan, tmp_path: Path) -> None:
-    done = inside(
-        "rewrite",
-        saved_step(long_skips, tmp_path),
-        "--budget",
-        "100%",
-        "--strategy",
-        "none",
-        "--dry-run",
-        "--profile",
-        "--format",
-        "json",
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["optimize"] == "extended"
-    assert found["costs"]["source"] == "profile"
-    assert found["costs"]["measured_nodes"] > 0
-    assert found["costs"]["estimated_nodes"] == 0
-
-
-@pytest.mark.ort
 def test_costs_of_another_model_are_refused(inside: Memplan, model: Path, tmp_path: Path) -> None:
     assert inside("profile", MODEL, *FAST, "-o", COSTS, "-q").returncode == 0
     assert inside(*PLAIN, "--costs", COSTS).returncode == 0
@@ -264,13 +241,6 @@ def test_costs_of_another_model_are_refused(inside: Memplan, model: Path, tmp_pa
     error, hint = done.stderr.splitlines()
     assert error.startswith(f"error: {COSTS} was measured on another model")
     assert hint.startswith("hint: measure this one: memplan profile ")
-
-
-def test_measured_or_given_but_not_both(inside: Memplan, model: Path, tmp_path: Path) -> None:
-    (tmp_path / COSTS).write_text('{"seconds": {}}')
-    done = inside(*PLAIN, "--costs", COSTS, "--profile")
-    assert (done.returncode, done.stdout) == (EXIT_USAGE, "")
-    assert "choose one" in done.stderr
 
 
 def test_costs_by_hand_are_taken_as_they_are(inside: Memplan, model: Path, tmp_path: Path) -> None:

@@ -9,13 +9,11 @@ from itertools import takewhile
 from memplan.api.rewrite.goal import Goal, Source
 from memplan.api.rewrite.loop_storage import with_loops
 from memplan.api.rewrite.rewrite_candidates import Candidate, candidates, variants
-from memplan.api.rewrite.seconds import costs_for
 from memplan.deadline import Deadline, now
 from memplan.errors import InfeasibleError, MemplanError, UsageError
 from memplan.passes.chunk.asked import NAME as CHUNK
 from memplan.passes.graph_pass import Pass
 from memplan.passes.manager import PassManager, PassStep, before_orders, without_order
-from memplan.planning.costs import NodeCosts
 from memplan.planning.forms.extend_graph import kinds_for
 from memplan.planning.plain.finish_fences import PlainModel
 from memplan.planning.plain.plain_plan import in_file_order, plan_plain
@@ -42,7 +40,6 @@ class Planned:
 
     candidate: Candidate
     steps: tuple[PassStep, ...]
-    costs: NodeCosts
     plan: Plan
     plain: PlainModel | None = None
     chunk_cost: float = 0.0
@@ -252,9 +249,8 @@ def _plan(
     """A plan for the model that ``steps`` lead to."""
     last = steps[-1] if steps else candidate
     model = last.model
-    costs = costs_for(model, last.timeline, goal)
     budget = goal.budget_bytes - goal.margin_bytes
-    request = plan_request(model, goal.session, costs, budget, goal.selectors)
+    request = plan_request(model, goal.session, goal.costs, budget, goal.selectors)
     forms = kinds_for(model.prepared, goal.forms)
     request = replace(request, lowest=goal.lowest, forms=forms, at_hand=goal.at_hand)
     plain: PlainModel | None = None
@@ -267,8 +263,8 @@ def _plan(
     finally:
         goal.searched.append(now() - begun)
     plan = replace(plan, budget_bytes=max(goal.budget_bytes, plan.budget_bytes))
-    plan = with_loops(plan, candidate.loops, costs, model.graph)
-    return Planned(candidate, steps, costs, plan, plain, chunk_cost(candidate, steps, goal))
+    plan = with_loops(plan, candidate.loops, goal.costs, model.graph)
+    return Planned(candidate, steps, plan, plain, chunk_cost(candidate, steps, goal))
 
 
 def chunk_cost(candidate: Candidate, steps: Sequence[PassStep], goal: Goal) -> float:
@@ -277,5 +273,5 @@ def chunk_cost(candidate: Candidate, steps: Sequence[PassStep], goal: Goal) -> f
     if place is None:
         return 0.0
     before = steps[place - 1].model if place else candidate.model
-    estimate = goal.early_costs.estimate
+    estimate = goal.costs.estimate
     return float(sum(estimate(steps[place].model.graph)) / sum(estimate(before.graph)) - 1)

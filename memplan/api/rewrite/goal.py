@@ -14,7 +14,7 @@ from memplan.passes.chunk.asked import NONE as NO_CHUNKS
 from memplan.passes.chunk.asked import Asked
 from memplan.passes.graph_pass import Pass
 from memplan.passes.manager import ALL, passes_for
-from memplan.planning.costs import NodeCosts
+from memplan.planning.costs import NodeCosts, check_costs, measured_costs, read_costs
 from memplan.planning.forms.extend_graph import NO_KINDS
 from memplan.planning.forms.on_host import ON_HOST
 from memplan.planning.forms.packed_masks import PACKED
@@ -39,8 +39,7 @@ class RewriteOptions:
     ``time_limit`` is in seconds, of everything up to the file (:class:`Goal`). ``keep`` and
     ``recompute`` are selectors (:mod:`memplan.ir.matching`): ``MODULE :: OPERATOR``, or globs of
     tensor or node names.
-    ``costs`` is a file of measured seconds; ``profile`` measures those of the graph that is
-    planned, fusions included, which runs it with its whole peak. ``passes`` and ``wrt`` as in
+    ``costs`` is a file of measured seconds. ``passes`` and ``wrt`` as in
     :mod:`memplan.passes.manager`, ``scan_recompute`` in
     :func:`memplan.api.rewrite.loop_storage.loops_policy`; ``weights`` in
     :class:`memplan.proto.weights.Weights`, ``state`` in :mod:`memplan.api.state_modes`. ``budget``
@@ -70,7 +69,6 @@ class RewriteOptions:
     keep: tuple[str, ...] = ()
     recompute: tuple[str, ...] = ()
     costs: Path | None = None
-    profile: bool = False
     device: str | None = None
     loss: str | None = None
     passes: str = ALL
@@ -117,10 +115,10 @@ class Goal:
     """What every candidate is planned for, and how.
 
     ``budget_bytes`` bounds resident and dynamic bytes with workspace; 0: the least is asked for.
-    ``costs`` is None where seconds are to be measured on the graph that is planned. ``loops`` is
-    the policy for loops (:func:`memplan.api.rewrite.loop_storage.loops_policy`), ``chunk`` that for
-    chunks, None: none. ``forms``: kinds of other forms in which tensors may be kept
-    (:mod:`memplan.planning.forms`). ``selectors``: what is kept, and what is recomputed anyway.
+    ``loops`` is the policy for loops (:func:`memplan.api.rewrite.loop_storage.loops_policy`),
+    ``chunk`` that for chunks, None: none. ``forms``: kinds of other forms in which tensors may be
+    kept (:mod:`memplan.planning.forms`). ``selectors``: what is kept, and what is recomputed
+    anyway.
 
     ``deadline`` is that of the whole, and never passes where rounds are counted;
     ``closing_seconds`` of it are left for what comes behind the search: applying, simulating,
@@ -137,7 +135,7 @@ class Goal:
     session: SessionKind
     strategy: Strategy
     budget_bytes: int
-    costs: NodeCosts | None
+    costs: NodeCosts
     loops: str
     deadline: Deadline
     closing_seconds: float = 0.0
@@ -174,11 +172,6 @@ class Goal:
         """For the strategy: what is left but for ``closing_seconds``, and a least share."""
         least = _LEAST_SEARCH * self.deadline.seconds
         return Deadline(max(self.deadline.left - self.closing_seconds, least), self.deadline.clock)
-
-    @property
-    def early_costs(self) -> NodeCosts:
-        """Seconds to choose by before anything is measured."""
-        return self.costs or estimated_costs(self.options)
 
 
 def given_options(budget: object) -> RewriteOptions:
@@ -241,9 +234,21 @@ def forms_for(options: RewriteOptions, strategy: Strategy) -> frozenset[str]:
     return frozenset({PACKED, ON_HOST} if options.offload else {PACKED})
 
 
-def estimated_costs(options: RewriteOptions) -> NodeCosts:
-    """No node measured: the roofline of the device profile."""
-    return NodeCosts("estimate", device_profile(options), options.provider)
+def node_costs(source: OpenModel, options: RewriteOptions) -> NodeCosts:
+    """The estimates of the device profile, or the seconds of a costs file.
+
+    Raises:
+        UsageError: the costs file cannot be read, or was measured on another model or provider.
+    """
+    device = device_profile(options)
+    if options.costs is None:
+        return NodeCosts("estimate", device, options.provider)
+    costs = read_costs(options.costs)
+    check_costs(costs, source.prepared, options.provider)
+    name = str(options.costs)
+    if costs.fingerprint is None:  # written by hand: taken for what it says, and nothing more
+        return NodeCosts(name, device, options.provider, costs.seconds)
+    return measured_costs(name, source.graph, device, options.provider, costs.seconds)
 
 
 def device_profile(options: RewriteOptions) -> Device:

@@ -247,11 +247,9 @@ def with_loops(plan: Plan, loops: Sequence[LoopStep], costs: NodeCosts, graph: G
     if not added:
         return plan
     whole = step_seconds(costs, graph)
-    given = costs.source not in ("estimate", "profile")
-    known = {
-        name for name in costs.seconds if given
-    }  # measured before anything was recomputed there
-    inside = sum(p.seconds for step in loops for p in step.pairs if p.backward not in known)
+    # Loops of a costs file were measured before anything was recomputed in them.
+    estimated = (p for step in loops for p in step.pairs if p.backward not in costs.seconds)
+    inside = sum(pair.seconds for pair in estimated)
     again = plan.extra_cost_fraction * whole + added
     return replace(
         plan,

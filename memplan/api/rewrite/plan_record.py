@@ -16,6 +16,7 @@ from memplan.ir.graph import Graph
 from memplan.passes.manager import PassStep
 from memplan.passes.order import Order
 from memplan.planning.certificate import BOUND_KINDS
+from memplan.planning.costs import NodeCosts
 from memplan.planning.plan_file import (
     LoopDecision,
     PassDecision,
@@ -60,7 +61,7 @@ def recorded_plan(source: Source, proved: Proved) -> PlanFile:
         bound_fraction=plan.bound_fraction if known else 0.0,
         bound_kind=plan.bound_kind if known else "trivial",
         strategy=plan.strategy,
-        tensors=tensor_decisions(source, planned),
+        tensors=tensor_decisions(source, planned, goal.costs),
         chunks=tuple(chunk for step in planned.steps for chunk in step.chunks),
         chunk_cost_fraction=planned.chunk_cost,
         loops=_loops(planned),
@@ -102,9 +103,11 @@ def _order(planned: Planned) -> tuple[str, ...]:
     return ()
 
 
-def tensor_decisions(source: Source, planned: Planned) -> tuple[TensorDecision, ...]:
+def tensor_decisions(
+    source: Source, planned: Planned, costs: NodeCosts
+) -> tuple[TensorDecision, ...]:
     """What becomes of the tensors, a row each."""
-    plan, model, costs = planned.plan, planned.model, planned.costs
+    plan, model = planned.plan, planned.model
     graph = plan.extended.graph
     estimated = costs.estimate(graph)
     seconds = [costs.seconds.get(node.name, estimated[node.id]) for node in graph.nodes]

@@ -19,7 +19,6 @@ from memplan.api.rewrite.plan_record import recorded_plan, tensor_decisions
 from memplan.api.rewrite.proved import Applied, Proved, proved_as_planned
 from memplan.api.rewrite.replay_check import Recorded, recorded_worth, require_as_found
 from memplan.api.rewrite.rewrite_candidates import Candidate, analysis_of, variants
-from memplan.api.rewrite.seconds import costs_for
 from memplan.errors import EXIT_BUG, InfeasibleError, MemplanError, PlanError, UsageError
 from memplan.passes.chunk.asked import NAME as CHUNK
 from memplan.passes.chunk.chunk_replay import ChunkReplay
@@ -28,7 +27,6 @@ from memplan.passes.manager import NAMES, PassManager, PassStep, make_passes
 from memplan.passes.order import Order, OrderAgain
 from memplan.passes.prune import Prune
 from memplan.planning.apply import apply_plan
-from memplan.planning.costs import NodeCosts
 from memplan.planning.forms.extend_graph import kinds_for
 from memplan.planning.forms.on_host import ON_HOST
 from memplan.planning.plain.finish_fences import PlainModel
@@ -156,22 +154,22 @@ def _replayed(source: Source, goal: Goal, plan: PlanFile, strict: bool) -> tuple
     candidate = _candidate(source, goal, plan)
     steps = (*candidate.loops, *_steps(candidate, goal, plan))
     model = steps[-1].model if steps else candidate.model
-    timeline = steps[-1].timeline if steps else candidate.timeline
     exact = model.prepared.fingerprint == plan.model.planned
     if strict and not (exact and source.original.fingerprint == plan.model.fingerprint):
         raise PlanError(
             "the graph is not the one that the plan was made for, and --strict was given",
             f"leave out --strict to apply what still holds, or {_ANEW}",
         )
-    costs = costs_for(model, timeline, goal)
-    prepared = _prepared(model, costs, goal, plan)
+    prepared = _prepared(model, goal, plan)
     found, replay = _sequence(prepared, plan, exact)
     decided = _plan(prepared, found, goal, plan)
-    decided = with_loops(decided, candidate.loops, costs, model.graph)
-    planned = Planned(candidate, steps, costs, decided, None, chunk_cost(candidate, steps, goal))
+    decided = with_loops(decided, candidate.loops, goal.costs, model.graph)
+    planned = Planned(candidate, steps, decided, None, chunk_cost(candidate, steps, goal))
     planned, applied = _applied(planned, goal, plan, exact=exact)
     if not exact:
-        replay = replace(replay, undone=_undone(plan, tensor_decisions(source, planned)))
+        replay = replace(
+            replay, undone=_undone(plan, tensor_decisions(source, planned, goal.costs))
+        )
     if exact and plan.accounting == ACCOUNTING_VERSION:
         _require_recorded(plan, applied.timeline)
     other = (_other_accounting(plan),) if plan.accounting != ACCOUNTING_VERSION else ()
@@ -193,9 +191,9 @@ def _undone(plan: PlanFile, now: Sequence[TensorDecision]) -> tuple[str, ...]:
     )
 
 
-def _prepared(model: OpenModel, costs: NodeCosts, goal: Goal, plan: PlanFile) -> Prepared:
+def _prepared(model: OpenModel, goal: Goal, plan: PlanFile) -> Prepared:
     """The graph with what makes tensors in other ways, where the plan does."""
-    request = plan_request(model, goal.session, costs, goal.budget_bytes)
+    request = plan_request(model, goal.session, goal.costs, goal.budget_bytes)
     kinds = frozenset(kind for kind in goal.forms if WORDS.get(kind, kind) in plan.settings.forms)
     if goal.session.name == "default":
         request = everything_fenced(request)
@@ -230,8 +228,7 @@ def _other_accounting(plan: PlanFile) -> str:
 def _candidate(source: Source, goal: Goal, plan: PlanFile) -> Candidate:
     """The graph that was planned, before any pass."""
     variant = variants(source.model, goal)[0]
-    costs, loss = goal.early_costs, goal.options.loss
-    loops = loops_again(variant.model, goal.session, plan.loops, costs, loss)
+    loops = loops_again(variant.model, goal.session, plan.loops, goal.costs, goal.options.loss)
     return Candidate(variant, analysis_of(variant, source, goal), loops)
 
 

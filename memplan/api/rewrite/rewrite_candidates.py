@@ -194,7 +194,7 @@ def _with_loops(variant: Variant, source: Source, goal: Goal) -> Iterator[Candid
     """The variant with every choice of what its loops store, by rising cost."""
     model = variant.model
     analysis = analysis_of(variant, source, goal)
-    costs = goal.early_costs
+    costs = goal.costs
     changes = loop_steps(
         model, goal.session, goal.loops, costs, goal.budget_bytes, goal.options.loss
     )

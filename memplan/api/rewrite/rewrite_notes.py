@@ -45,7 +45,7 @@ def _offload_notes(goal: Goal, planned: Planned, found: OffloadReport | None) ->
     """What is assumed of copies, where they were asked for."""
     if not goal.options.offload:
         return ()
-    device = planned.costs.device
+    device = goal.costs.device
     rate = f"{device.host_bytes_per_second / 1e9:.1f} GB/s each way ({device.host_source})"
     price = (
         f"offload: the link to the host carries {rate}: assumed, not measured; extra time counts "
@@ -109,14 +109,11 @@ def _rounding_notes(equivalence: Equivalence) -> tuple[str, ...]:
 
 def _cost_notes(planned: Planned, goal: Goal) -> tuple[str, ...]:
     """How many nodes were measured, where any could have been."""
-    costs, graph = planned.costs, planned.model.graph
+    costs, graph = goal.costs, planned.model.graph
     if costs.source == "estimate":
         return ()
     whole, measured = len(graph.nodes), costs.measured_nodes(graph)
     origin = f"in {costs.source}"
-    if goal.options.profile:
-        provider, step = goal.options.provider, 1000 * sum(costs.seconds.values())
-        origin = f"on {provider}, {step:,.1f} ms a step"
     if measured == whole:
         every = "all " if whole > 1 else ""
         return (f"seconds of {every}{counted(whole, 'node')} measured ({origin})",)

@@ -33,6 +33,7 @@ from memplan.api.rewrite.goal import (
     check_offload,
     forms_for,
     given_options,
+    node_costs,
     strategy_for,
 )
 from memplan.api.rewrite.loop_storage import loops_policy
@@ -42,7 +43,6 @@ from memplan.api.rewrite.proved import Proved, proved_plan
 from memplan.api.rewrite.replaying import Replay, options_of, replayed
 from memplan.api.rewrite.rewrite_notes import rewrite_notes
 from memplan.api.rewrite.rewrite_result import ClockSeconds, Rewrite, default_output
-from memplan.api.rewrite.seconds import check_cost_options, given_costs
 from memplan.api.rewrite.selection_report import selection_rows
 from memplan.api.source import Model, as_file, shown_path
 from memplan.api.state_modes import as_recorded, confirmed
@@ -113,7 +113,7 @@ def rewrite(
     Raises:
         InfeasibleError: no plan keeps the budget.
         ModelError, UsageError: bad model, option, costs or output path.
-        RuntimeUnavailableError: ``profile`` was asked for, and a run failed.
+        RuntimeUnavailableError: no session on the provider opens the graph.
     """
     options = given_options(budget)
     in_memory = output is None and isinstance(path, onnx.ModelProto)
@@ -197,7 +197,6 @@ def _rewrite(
 ) -> Rewrite:
     """The same for a file; ``target``: where to write, None: nowhere."""
     begun = now()
-    check_cost_options(options)
     check_offload(options)
     chunks = parse_chunks(options.chunk)
     session = session_kind(options.session, options.provider)
@@ -223,7 +222,7 @@ def _rewrite(
             session=session,
             strategy=strategy,
             budget_bytes=budget_bytes(options, source.original),
-            costs=given_costs(source.model, options),
+            costs=node_costs(source.model, options),
             loops=loops_policy(options.scan_recompute, strategy, session),
             deadline=deadline,
             closing_seconds=max(0.0, _CLOSING * deadline.spent - _GRACE),
@@ -383,7 +382,7 @@ def _answer(
 ) -> Rewrite:
     goal, planned, applied = proved.goal, proved.planned, proved.applied
     variant, analysis = planned.candidate.variant, planned.candidate.analysis
-    offload = offload_report(planned.plan.offloaded, applied.timeline, planned.costs.device)
+    offload = offload_report(planned.plan.offloaded, applied.timeline, goal.costs.device)
     return Rewrite(
         path=path,
         output=output,
@@ -400,7 +399,7 @@ def _answer(
             *(source.original if planned.plain else analysis).assumptions,
             *rewrite_notes(source, proved, offload, loaded),
         ),
-        costs=planned.costs,
+        costs=goal.costs,
         plain=planned.plain,
         offload=offload,
         passes=planned.steps,

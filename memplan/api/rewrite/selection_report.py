@@ -43,8 +43,8 @@ def selection_rows(planned: Planned, goal: Goal) -> tuple[SelectionRow, ...]:
     found = selections(goal.selectors, model, goal.session.provider)
     if not found:
         return ()
-    estimated = planned.costs.estimate(model.graph)
-    measured = planned.costs.seconds
+    estimated = goal.costs.estimate(model.graph)
+    measured = goal.costs.seconds
     seconds = [measured.get(n.name, estimated[n.id]) for n in model.graph.nodes]
     return tuple(_row(each, planned, seconds) for each in found)
 

@@ -27,8 +27,8 @@ GONE = {
     ("lower", "--weights embed"): "--weights copy",
     ("plan-as", "jax"): "memplan plan-as torch PLAN",
     ("plan-as", "maxtext"): "memplan plan-as torch PLAN",
-    ("rewrite", "--weights embed"): "--weights copy",
     ("rewrite", "--profile"): "memplan profile MODEL -o costs.json, and --costs costs.json",
+    ("rewrite", "--weights embed"): "--weights copy",
 }
 _UNBREAKABLE = str.maketrans("-", "\N{NON-BREAKING HYPHEN}")
 

@@ -101,7 +101,7 @@ def plan_request(
     Raises:
         UsageError: a selector matches nothing.
     """
-    chosen = selections(selectors, model, session.provider)
+    chosen = selections(selectors, model)
     keep, force = keep_and_force(chosen, model, session.provider)
     return PlanRequest(
         graph=model.graph,

@@ -38,15 +38,13 @@ class Selection:
     """What a selector means in a graph, by tensor id.
 
     ``tensors`` are all that it selects: ``named`` by a glob of names, the others by their place;
-    ``handed`` are those of them that one of the modules makes for another. ``again``: what is made
-    again where all of it is recomputed.
+    ``handed`` are those of them that one of the modules makes for another.
     """
 
     selector: Selector
     tensors: frozenset[int]
     named: frozenset[int]
     handed: frozenset[int]
-    again: frozenset[int]
 
 
 def selectors_for(
@@ -73,7 +71,7 @@ def _origins(model: OpenModel) -> Origins:
     return Origins(model.graph, model.modules, model.phases.forward)
 
 
-def selections(asked: Selectors, model: OpenModel, provider: str) -> tuple[Selection, ...]:
+def selections(asked: Selectors, model: OpenModel) -> tuple[Selection, ...]:
     """What the selectors mean in the file, or in what fusions and passes made of it.
 
     Raises:
@@ -91,8 +89,7 @@ def selections(asked: Selectors, model: OpenModel, provider: str) -> tuple[Selec
         matching = {p for p in frozenset().union(*known.values()) if each.matches(p)}
         placed = {t for t, places in known.items() if not matching.isdisjoint(places)}
         handed = _handed_on(graph, forward, each, {t: known[t] for t in placed}) - named
-        again = named | made_again(graph, forward, placed - handed, provider)
-        found.append(Selection(each, named | placed, named, handed, again))
+        found.append(Selection(each, named | placed, named, handed))
     return tuple(found)
 
 

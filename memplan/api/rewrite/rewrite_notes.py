@@ -10,6 +10,7 @@ from memplan.equivalence.prove import Equivalence
 from memplan.equivalence.terms import IN_CHUNKS
 from memplan.passes.chunk.asked import NAME as CHUNK
 from memplan.passes.chunk.asked import NONE
+from memplan.planning.selections import selections
 from memplan.units import counted
 
 _REDRAWN = "random operators without a seed draw different numbers than the original"
@@ -37,6 +38,7 @@ def rewrite_notes(
         *proved.notes,
         *((_REDRAWN,) if proved.equivalence.redrawn else ()),
         *_chunk_notes(goal, planned, proved.equivalence),
+        *_selection_notes(planned, goal),
         *_cost_notes(planned, goal),
     )
 
@@ -105,6 +107,18 @@ def _rounding_notes(equivalence: Equivalence) -> tuple[str, ...]:
         f"chunks: {wholes} put together from them ('{equivalence.rounded[0]}'...) may differ in "
         "the last bits, as additions may be in another order; validate judges with a tolerance",
     )
+
+
+def _selection_notes(planned: Planned, goal: Goal) -> tuple[str, ...]:
+    """What became of what ``--keep`` and ``--recompute`` select."""
+    graph, again = planned.model.graph, planned.plan.recomputed
+    found = []
+    for each in selections(goal.selectors, planned.model):
+        makers = [graph.nodes[graph.tensors[t].producer].name for t in each.tensors]
+        recomputed = sum(name in again for name in makers)
+        words = f"{counted(len(makers), 'tensor')} selected, {recomputed} recomputed"
+        found.append(f"{each.selector.option} '{each.selector.text}': {words}")
+    return tuple(found)
 
 
 def _cost_notes(planned: Planned, goal: Goal) -> tuple[str, ...]:

@@ -14,7 +14,6 @@ from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.loop_storage import LoopStep, PairChange
 from memplan.api.rewrite.offload_rewrite import OffloadReport
 from memplan.api.rewrite.replaying import Replay
-from memplan.api.rewrite.selection_report import SelectionRow
 from memplan.api.rewrite.waterfall import WaterfallStep, waterfall
 from memplan.api.state_modes import state_report
 from memplan.api.summary import Rows, Summary
@@ -74,8 +73,7 @@ class Rewrite(Summary):
     files; None: there are none, or nothing was written. ``offload``: what is copied to the host and
     back; None: nothing. ``chunk_cost``: what chunks take beside the plan, as a fraction of the
     step's seconds. ``record`` is the plan as a file; ``replay`` how one applied that was given,
-    None: none was. ``selections``: what was asked to be kept and recomputed. ``clock``: what it
-    took.
+    None: none was. ``clock``: what it took.
     """
 
     path: Path
@@ -99,7 +97,6 @@ class Rewrite(Summary):
     weights: str | None = None
     chunk_cost: float = 0.0
     replay: Replay | None = None
-    selections: tuple[SelectionRow, ...] = ()
 
     @property
     def chunked(self) -> bool:
@@ -214,7 +211,6 @@ class Rewrite(Summary):
             "offload": None if self.offload is None else self.offload.as_json(),
             "forms": dict(plan.forms),
             **free.removed(self.passes),
-            "selections": [row.as_json() for row in self.selections],
             "replay": None if self.replay is None else self.replay.as_json(),
             "recomputed_nodes": plan.clones,
             "scan_recompute": self.options.scan_recompute,

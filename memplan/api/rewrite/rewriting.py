@@ -43,7 +43,6 @@ from memplan.api.rewrite.proved import Proved, proved_plan
 from memplan.api.rewrite.replaying import Replay, options_of, replayed
 from memplan.api.rewrite.rewrite_notes import rewrite_notes
 from memplan.api.rewrite.rewrite_result import ClockSeconds, Rewrite, default_output
-from memplan.api.rewrite.selection_report import selection_rows
 from memplan.api.source import Model, as_file, shown_path
 from memplan.api.state_modes import as_recorded, confirmed
 from memplan.deadline import Deadline, now
@@ -405,7 +404,6 @@ def _answer(
         passes=planned.steps,
         weights=source.placement.how,
         chunk_cost=planned.chunk_cost,
-        selections=selection_rows(planned, goal),
         record=_record(source, proved, replay, plan),
         clock=clock,
         replay=replay,

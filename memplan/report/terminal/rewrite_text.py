@@ -38,7 +38,6 @@ def render(result: Rewrite, *, details: bool = False) -> Group:
         _curves(result),
         *section(_steps_table(result)),
         *section(_recomputed_table(result) if result.plan.clones else None),
-        *section(_selections_table(result) if result.selections else None),
         *section(changed_table(result)),
         *section(line(_planning_line(result))),
         line(result.clock.line),
@@ -99,26 +98,6 @@ def _answer(result: Rewrite) -> str:
         return f"already within the budget: peak {peak}, nothing recomputed"
     how = "free savings" if result.passes else "node order"
     return f"fits by {how} alone: peak {peak}, nothing recomputed"
-
-
-def _selections_table(result: Rewrite) -> Table:
-    table = Table(
-        "Selected",
-        ("selector", "text"),
-        ("tensors", "number"),
-        ("at the peak", "number"),
-        ("to recompute all", "number"),
-        ("recomputed", "number"),
-    )
-    for row in result.selections:
-        table.row(
-            f"{row.option} {row.selector}",
-            f"{row.tensors:,}",
-            format_bytes(row.at_peak_bytes),
-            f"{100 * row.seconds_fraction:.2f}%",
-            f"{row.recomputed:,}",
-        )
-    return table
 
 
 def _curves(result: Rewrite) -> Blocks:

@@ -10,7 +10,7 @@ import onnx
 import torch
 from torch import Tensor
 
-from memplan.runtime.archive import BFLOAT16, bfloat16_values
+from memplan.runtime.archive import BFLOAT16
 
 _TYPES = {
     torch.float32: onnx.TensorProto.FLOAT,
@@ -41,7 +41,7 @@ def content(tensor: Tensor) -> memoryview:
 
 
 def as_array(tensor: Tensor) -> Any:
-    """The tensor as an array; bfloat16, which NumPy does not have, as the runtime takes it."""
+    """The tensor as an array."""
     flat: Any = tensor.detach().cpu()
     if flat.dtype == torch.bfloat16:
         return flat.contiguous().view(torch.int16).numpy().view(BFLOAT16)
@@ -51,7 +51,7 @@ def as_array(tensor: Tensor) -> Any:
 def as_tensor(array: Any) -> Tensor:
     """An array of the runtime as a tensor of its own memory."""
     if array.dtype == BFLOAT16:
-        return torch.from_numpy(bfloat16_values(np.array(array))).to(torch.bfloat16)
+        return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(np.array(array))
 
 

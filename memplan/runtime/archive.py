@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -34,22 +35,14 @@ _MOST_NAMES = 1 << 28  # bytes of the list of names
 _MOST_UNPACKED = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
 """How many bytes one packed byte can come to (https://zlib.net/zlib_tech.html), of the methods that
 numpy writes."""
-_TWO_BYTES = np.dtype("V2")  # as numpy writes bfloat16 of other libraries
-
-BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
-"""The bits of bfloat16, a type that NumPy does not have, in one that it can write and read."""
-
-
-def bfloat16_bits(values: npt.NDArray[np.float32]) -> Array:
-    """float32 as bfloat16, cut: the upper half of the bits."""
-    upper: Array = (values.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
-    return upper.view(BFLOAT16)
+BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+_AS_WRITTEN = (np.dtype("V2"), np.dtype([("bfloat16", np.uint16)]))
+"""bfloat16 in files: as NumPy writes the types of other libraries, and as memplan did before."""
 
 
-def bfloat16_values(bits: Array) -> npt.NDArray[np.float32]:
-    """bfloat16 as float32, exactly."""
-    wide = bits.view(np.uint16).astype(np.uint32) << np.uint32(16)
-    return wide.view(np.float32)
+def restored(values: Array) -> Array:
+    """Values of bfloat16, however a file has them, in that type; all others as they are."""
+    return values.view(BFLOAT16) if values.dtype in _AS_WRITTEN else values
 
 
 def save_arrays(
@@ -91,15 +84,10 @@ class Header:
         """Bytes of the array."""
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def is_of(self, dtype: np.dtype[Any]) -> bool:
-        """Whether it is of this type. numpy writes bfloat16 as two bytes without a name."""
-        return self.dtype == dtype or (dtype == BFLOAT16 and self.dtype == _TWO_BYTES)
-
     @property
     def words(self) -> str:
         """Type and shape, as ``float32[32, 8]``."""
-        kind = "bfloat16" if self.dtype in (BFLOAT16, _TWO_BYTES) else str(self.dtype)
-        return f"{kind}{list(self.shape)}"
+        return f"{self.dtype}{list(self.shape)}"
 
 
 Chosen = Callable[[Mapping[str, Header]], Iterable[str]]
@@ -175,7 +163,7 @@ class ArrayFile:
             value: Array = np.lib.format.read_array(file, allow_pickle=False)
             if file.read(1):  # at the end, its checksum is compared
                 raise ValueError(f"'{name}' has more bytes than its header says")
-        return value
+        return restored(value)
 
     def digest(self, *without: str) -> str:
         """A digest of names and checksums of all arrays but some: that of the same arrays, in
@@ -235,7 +223,8 @@ def read_header(file: IO[bytes]) -> Header:
         raise ValueError("it holds Python objects, which are not read")
     if any(isinstance(size, bool) or size < 0 for size in shape):
         raise ValueError(f"a shape of {list(shape)}")
-    return Header(tuple(shape), dtype, not by_columns or len(shape) < 2)
+    kind = BFLOAT16 if dtype in _AS_WRITTEN else dtype
+    return Header(tuple(shape), kind, not by_columns or len(shape) < 2)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from memplan.runtime.archive import BFLOAT16, bfloat16_values
+from memplan.runtime.archive import BFLOAT16
 
 Array = npt.NDArray[np.generic]
 
@@ -131,11 +131,13 @@ def same_bits(x: Array, y: Array) -> bool:
 def output_difference(name: str, x: Array, y: Array) -> OutputDifference:
     """What an output ``x`` of the original and ``y`` of another model differ. Types and shapes come
     first: values of other types are not compared."""
-    is_float = x.dtype.kind in "fc" or x.dtype == BFLOAT16
+    mismatch = ""
     if x.dtype != y.dtype or x.shape != y.shape:
-        mismatch = f"{_kind(x)} -> {_kind(y)}"
-        return OutputDifference(name, mismatch, math.inf, math.inf, math.inf, is_float)
+        mismatch = f"{x.dtype}{list(x.shape)} -> {y.dtype}{list(y.shape)}"
     x, y = _readable(x), _readable(y)
+    is_float = x.dtype.kind in "fc"
+    if mismatch:
+        return OutputDifference(name, mismatch, math.inf, math.inf, math.inf, is_float)
     absolute, relative = difference(x, y)
     return OutputDifference(
         name, "", absolute, relative, excess(x, y) if is_float else absolute, is_float
@@ -226,8 +228,4 @@ def _relative(absolute: float, scale: float) -> tuple[float, float]:
 
 
 def _readable(x: Array) -> Array:
-    return bfloat16_values(x) if x.dtype == BFLOAT16 else x
-
-
-def _kind(x: Array) -> str:
-    return f"{'bfloat16' if x.dtype == BFLOAT16 else x.dtype}{list(x.shape)}"
+    return x.astype(np.float32) if x.dtype == BFLOAT16 else x

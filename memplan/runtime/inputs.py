@@ -20,7 +20,7 @@ import onnx
 from memplan.errors import UsageError
 from memplan.ir.graph import Graph, Phase, Tensor, TensorKind
 from memplan.proto.metadata import PHASE_KEY
-from memplan.runtime.archive import BFLOAT16, Header, bfloat16_bits, load_arrays, readable
+from memplan.runtime.archive import BFLOAT16, Header, load_arrays, readable
 from memplan.runtime.room import require_room
 
 Array = npt.NDArray[np.generic]
@@ -92,11 +92,7 @@ def load_inputs(path: Path, graph: Graph) -> dict[str, Array]:
     """
     inputs = {graph.tensors[index].name: graph.tensors[index] for index in graph.inputs}
     with readable(path, ".npz", "one array per graph input, as numpy.savez writes it"):
-        arrays = load_arrays(path, lambda headers: _chosen(headers, inputs, path))
-    return {
-        name: value.view(BFLOAT16) if _is_bfloat16(inputs[name]) else value
-        for name, value in arrays.items()
-    }
+        return load_arrays(path, lambda headers: _chosen(headers, inputs, path))
 
 
 def _chosen(
@@ -120,18 +116,12 @@ def _chosen(
 
 def _require_fitting(tensor: Tensor, header: Header, path: Path) -> None:
     """Refuse an array by its header."""
-    bfloat16 = _is_bfloat16(tensor)
-    wanted = BFLOAT16 if bfloat16 else onnx.helper.tensor_dtype_to_np_dtype(tensor.dtype)
-    if header.shape != tensor.shape or not header.is_of(wanted):
-        kind = "bfloat16" if bfloat16 else wanted
+    wanted = onnx.helper.tensor_dtype_to_np_dtype(tensor.dtype)
+    if (header.shape, header.dtype) != (tensor.shape, wanted):
         raise UsageError(
-            f"{path}: '{tensor.name}' is {header.dtype}{list(header.shape)}, "
-            f"the model wants {kind}{list(tensor.shape)}"
+            f"{path}: '{tensor.name}' is {header.words}, "
+            f"the model wants {wanted}{list(tensor.shape)}"
         )
-
-
-def _is_bfloat16(tensor: Tensor) -> bool:
-    return tensor.dtype == onnx.TensorProto.BFLOAT16
 
 
 def _some(names: Iterable[str]) -> str:
@@ -140,9 +130,6 @@ def _some(names: Iterable[str]) -> str:
 
 
 def _value(graph: Graph, tensor: Tensor, generator: np.random.Generator, draw: int) -> Array:
-    if tensor.dtype == onnx.TensorProto.BFLOAT16:
-        value = _float(graph, tensor, generator, draw)
-        return bfloat16_bits(np.ascontiguousarray(value, np.float32)).reshape(tensor.shape)
     if not tensor.counted:
         raise UsageError(
             f"input '{tensor.name}' has a type that memplan cannot generate",
@@ -156,7 +143,7 @@ def _value(graph: Graph, tensor: Tensor, generator: np.random.Generator, draw: i
         if limit is None and not tensor.shape:
             return np.asarray(2 * draw + 1, dtype=dtype)  # a step or batch counter
         return generator.integers(0, limit or _NO_LIMIT, tensor.shape).astype(dtype)
-    if dtype.kind != "f":
+    if dtype.kind != "f" and dtype != BFLOAT16:
         raise UsageError(f"input '{tensor.name}' ({dtype}) cannot be generated", "give --inputs")
     return _float(graph, tensor, generator, draw).astype(dtype)
 

@@ -55,7 +55,7 @@ def open_session(
 def run_step(session: Any, feeds: Feeds) -> list[Any]:
     """The outputs of one run, in the session's order.
 
-    The runtime exchanges no bfloat16 with NumPy: such arrays are of :data:`BFLOAT16`.
+    The runtime itself exchanges no bfloat16 with NumPy.
 
     Raises:
         Exception: whatever the runtime raises.
@@ -73,7 +73,7 @@ def fed(value: Array) -> Any:
     """An array as ``session.run`` takes it."""
     if value.dtype != BFLOAT16:
         return value
-    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(value.view(np.uint16), _BFLOAT16)
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(value, _BFLOAT16)
 
 
 def shared(value: Array) -> Any:

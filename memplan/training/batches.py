@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from memplan.errors import UsageError
-from memplan.runtime.archive import BFLOAT16, Header, load_arrays, readable
+from memplan.runtime.archive import Header, load_arrays, readable, restored
 from memplan.runtime.room import require_room
-from memplan.training.step_file import Slot, as_bits
+from memplan.training.step_file import Slot
+from memplan.training.trained_weights import as_array
 
 Array = npt.NDArray[Any]
 Batch = Mapping[str, Any]
@@ -46,28 +47,17 @@ def checked_batch(slots: Sequence[Slot], batch: Batch) -> dict[str, Array]:
 
 
 def _fitting(slot: Slot, value: Any, sizes: dict[str, tuple[int, str]]) -> Array:
-    if hasattr(value, "detach"):  # a tensor of PyTorch
-        value = value.detach().cpu().numpy()
     typed = isinstance(value, np.ndarray | np.generic) or hasattr(value, "__array__")
     try:
-        array = np.asarray(value) if typed else np.asarray(value, _plain(slot.dtype))
+        array = as_array(value) if typed else np.asarray(value, slot.dtype)
     except (TypeError, ValueError, OverflowError) as error:
         raise UsageError(f"'{slot.name}' is not an array of numbers: {error}") from None
-    if slot.dtype == BFLOAT16 and array.dtype != BFLOAT16:
-        try:
-            array = as_bits(array)
-        except UsageError:
-            raise UsageError(f"'{slot.name}' is {array.dtype}, the step wants bfloat16") from None
     if array.dtype != slot.dtype or not _has_shape(slot, array.shape, sizes):
         raise UsageError(
             f"'{slot.name}' is {array.dtype}{list(array.shape)}, the step wants {slot.words}",
             f"its type: value.astype('{slot.dtype}')" if array.dtype != slot.dtype else "",
         )
     return array
-
-
-def _plain(dtype: np.dtype[Any]) -> Any:
-    return None if dtype == BFLOAT16 else dtype
 
 
 def _has_shape(slot: Slot, shape: tuple[int, ...], sizes: dict[str, tuple[int, str]]) -> bool:
@@ -124,9 +114,7 @@ class Batches:
         _no_others(arrays, wanted)
         kinds = {"samples": self._samples, "batches": self._ready, "value": self._fixed}
         for name, given in arrays.items():
-            array = np.asarray(given)
-            if wanted[name].dtype == BFLOAT16 and array.dtype == np.dtype("V2"):
-                array = array.view(BFLOAT16)
+            array = restored(np.asarray(given))
             kinds[_kind(wanted[name], Header(array.shape, array.dtype))][name] = array
         missing = [s.name for s in slots if s.name not in arrays and s.default is None]
         if missing:
@@ -292,7 +280,7 @@ def _kind(slot: Slot, header: Header) -> str:
         UsageError: it is of another type, or none of them.
     """
     shape, dtype = header.shape, header.dtype
-    if not header.is_of(slot.dtype):
+    if dtype != slot.dtype:
         raise UsageError(f"'{slot.name}' of the data is {dtype}, the step wants {slot.dtype}")
     if len(shape) == len(slot.shape) + 1 and _like(shape[1:], slot.shape):
         return "batches"

@@ -24,14 +24,7 @@ from memplan.errors import UsageError
 from memplan.ir.roles import Role
 from memplan.processes.locks import require_free
 from memplan.proto.write import check_output, followed, made_beside, put, spare
-from memplan.runtime.archive import (
-    BFLOAT16,
-    Header,
-    bfloat16_values,
-    opened_arrays,
-    readable,
-    save_arrays,
-)
+from memplan.runtime.archive import Header, opened_arrays, readable, save_arrays
 from memplan.training.finite import keep_finite
 from memplan.training.step_file import Slot
 
@@ -261,7 +254,5 @@ def _require_named(about: Progress, wanted: Wanted) -> None:
 def _require_numbers(state: Mapping[str, Array], slots: Mapping[str, Slot]) -> None:
     """Refuse parameters that no step can go on with. Infinite ones may be meant: masks are."""
     for name, slot in slots.items():
-        value = state[name]
-        numbers = bfloat16_values(value) if value.dtype == BFLOAT16 else value
-        if slot.role is Role.PARAMETER and np.isnan(numbers).any():
+        if slot.role is Role.PARAMETER and np.isnan(state[name]).any():
             raise ValueError(f"'{name}' holds nan; go on from an earlier checkpoint")

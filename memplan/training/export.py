@@ -21,7 +21,6 @@ from memplan.proto.metadata import PREFIX
 from memplan.proto.nodes import captured_names, is_standard, names_read
 from memplan.proto.weights import embed_weights
 from memplan.proto.write import check_output, spare, write_model
-from memplan.runtime.archive import BFLOAT16
 from memplan.shapes.tensor_type import FLOATS
 from memplan.simulate.opened import OpenModel
 from memplan.training.evaluation import use_running_statistics, without_counter_masks
@@ -230,18 +229,11 @@ def _fill(proto: onnx.ModelProto, step: StepFile, state: Mapping[str, Array]) ->
         if value.name not in inside and step.slots[value.name].role is not Role.HYPERPARAMETER
     ]
     others = [copied(tensor) for tensor in graph.initializer if tensor.name not in inside]
-    tensors = [_tensor(name, state[name], step) for name in state if name in inside]
+    tensors = [
+        numpy_helper.from_array(np.ascontiguousarray(value), name)
+        for name, value in state.items()
+        if name in inside
+    ]
     del graph.input[:], graph.initializer[:]
     graph.input.extend(inputs)
     graph.initializer.extend([*others, *tensors])
-
-
-def _tensor(name: str, value: Array, step: StepFile) -> onnx.TensorProto:
-    if value.dtype != BFLOAT16:
-        return numpy_helper.from_array(np.ascontiguousarray(value), name)
-    return onnx.TensorProto(
-        name=name,
-        data_type=step.slots[name].element,
-        dims=value.shape,
-        raw_data=np.ascontiguousarray(value).tobytes(),
-    )

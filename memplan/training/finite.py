@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memplan.errors import TrainingError
-from memplan.runtime.archive import BFLOAT16, bfloat16_values, load_arrays
+from memplan.runtime.archive import BFLOAT16, load_arrays
 
 Array = npt.NDArray[Any]
 
@@ -47,10 +47,11 @@ def keep_finite(file: Path, state: Mapping[str, Array], steps: int, about: str) 
 
 def _not_finite(value: Any) -> frozenset[str]:
     """Which of nan and the infinities are among the values."""
-    if not isinstance(value, np.ndarray):
+    if not isinstance(value, np.ndarray) or not (
+        value.dtype.kind == "f" or value.dtype == BFLOAT16
+    ):
         return frozenset()
-    numbers = bfloat16_values(value) if value.dtype == BFLOAT16 else value
-    if numbers.dtype.kind != "f" or np.isfinite(numbers).all():
+    if np.isfinite(value).all():
         return frozenset()
-    found = {"nan": np.isnan(numbers), "inf": numbers == np.inf, "-inf": numbers == -np.inf}
+    found = {"nan": np.isnan(value), "inf": value == np.inf, "-inf": value == -np.inf}
     return frozenset(kind for kind, where in found.items() if where.any())

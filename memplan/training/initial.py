@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from os import PathLike
@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from memplan.errors import UsageError
 from memplan.ir.roles import Role, averaged_by
-from memplan.runtime.archive import BFLOAT16, bfloat16_bits
+from memplan.runtime.archive import BFLOAT16
 from memplan.training.checkpoint import Progress, Wanted, load_checkpoint
-from memplan.training.step_file import Slot, StepFile, as_bits
+from memplan.training.step_file import Slot, StepFile
 from memplan.training.trained_weights import Weights, read_weights
 from memplan.units import counted, listed
 
@@ -130,8 +130,9 @@ def fitting(slot: Slot, value: Any) -> Array:
         UsageError: it has another type or shape.
     """
     array = np.asarray(value)
-    if slot.dtype == BFLOAT16:
-        array = _as_bfloat16(slot, array)
+    if slot.dtype == BFLOAT16 and array.dtype == np.float32:
+        with np.errstate(invalid="ignore"):  # of a nan that signals
+            array = array.astype(BFLOAT16)
     shape = slot.static_shape
     if array.shape != shape and math.prod(array.shape) == math.prod(shape) == 1:
         array = array.reshape(shape)  # a number is a number
@@ -139,15 +140,6 @@ def fitting(slot: Slot, value: Any) -> Array:
         given = f"{array.dtype}{list(array.shape)}"
         raise UsageError(f"the value of '{slot.name}' is {given}, the step wants {slot.words}")
     return np.array(array)
-
-
-def _as_bfloat16(slot: Slot, array: Array) -> Array:
-    if array.dtype == np.float32:
-        return bfloat16_bits(np.ascontiguousarray(array)).reshape(array.shape)
-    try:
-        return as_bits(array)
-    except UsageError:
-        raise UsageError(f"the value of '{slot.name}' is {array.dtype}, not bfloat16") from None
 
 
 def is_ignored(name: str) -> bool:
@@ -213,7 +205,7 @@ def _random(slot: Slot, seed: int) -> Array:
     for start in range(0, len(values), _PIECE):  # not all at once: they are drawn as float64
         piece = values[start : start + _PIECE]
         drawn = generator.uniform(-bound, bound, len(piece))
-        piece[:] = _typed(replace(slot, shape=piece.shape), drawn)
+        piece[:] = drawn
     return values.reshape(shape)
 
 
@@ -229,18 +221,9 @@ def _first_number(step: StepFile, slot: Slot) -> float:
 
 
 def _filled(slot: Slot, number: float) -> Array:
-    if slot.dtype == BFLOAT16:
-        return _typed(slot, np.full(slot.static_shape, number))
     if not number:
         return np.zeros(slot.static_shape, slot.dtype)  # takes no memory before it is written to
     return np.full(slot.static_shape, np.float64(number).astype(slot.dtype))
-
-
-def _typed(slot: Slot, values: Array) -> Array:
-    if slot.dtype == BFLOAT16:
-        bits = bfloat16_bits(np.ascontiguousarray(values, np.float32))
-        return bits.reshape(slot.static_shape)
-    return values.astype(slot.dtype)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -52,8 +52,7 @@ class Slot:
     @property
     def words(self) -> str:
         """Type and shape, as ``float32[32, 8]``."""
-        kind = "bfloat16" if self.dtype == BFLOAT16 else str(self.dtype)
-        return f"{kind}{_shape_words(self.shape)}"
+        return f"{self.dtype}{_shape_words(self.shape)}"
 
     @property
     def static_shape(self) -> tuple[int, ...]:
@@ -289,15 +288,13 @@ def _size(dim: onnx.TensorShapeProto.Dimension, dims: Mapping[str, int]) -> int 
 
 
 def numpy_type(element: int) -> np.dtype[Any]:
-    """The type of arrays of an ONNX element type; that of bfloat16 is one of bits.
+    """The type of arrays of an ONNX element type.
 
     Raises:
         ModelError: there is none.
     """
-    if element == onnx.TensorProto.BFLOAT16:
-        return BFLOAT16
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element))
-    if dtype.kind not in "fiub":
+    if dtype.kind not in "fiub" and dtype != BFLOAT16:
         name = onnx.TensorProto.DataType.Name(element)
         raise ModelError(f"an input has the type {name}", "training takes floats and integers")
     return dtype
@@ -316,17 +313,7 @@ def initial_array(tensor: onnx.TensorProto, folder: Path) -> Array:
             dims=tensor.dims,
             raw_data=external_content(tensor, folder),
         )
-    values: Array = np.asarray(onnx.numpy_helper.to_array(tensor))
-    return as_bits(values) if tensor.data_type == onnx.TensorProto.BFLOAT16 else np.array(values)
-
-
-def as_bits(values: Array) -> Array:
-    """bfloat16 of whatever library as bits."""
-    if values.dtype == BFLOAT16:
-        return values
-    if values.dtype.itemsize == 2 and values.dtype.name == "bfloat16":
-        return np.ascontiguousarray(values).view(np.uint16).view(BFLOAT16)
-    raise UsageError(f"{values.dtype} is not bfloat16")
+    return np.array(onnx.numpy_helper.to_array(tensor))
 
 
 def _shape_words(shape: tuple[int | str, ...]) -> str:

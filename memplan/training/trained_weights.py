@@ -15,7 +15,7 @@ import onnx
 from memplan.errors import UsageError
 from memplan.proto.external import check_external_data
 from memplan.proto.read import parse_file
-from memplan.runtime.archive import BFLOAT16, Header, load_arrays, readable
+from memplan.runtime.archive import BFLOAT16, Header, load_arrays, readable, restored
 from memplan.training.safetensors import load_safetensors
 from memplan.training.step_file import Slot, initial_array, read_step
 
@@ -44,7 +44,7 @@ def read_weights(source: Weights, wanted: Mapping[str, Slot] | None = None) -> d
         ModelError: an ``.onnx`` file cannot be read.
     """
     if isinstance(source, Mapping):
-        return {str(name): _as_array(value) for name, value in source.items()}
+        return {str(name): as_array(value) for name, value in source.items()}
     path = Path(source)
     with readable(path, "weights", _HINT):
         if path.suffix == ".onnx":
@@ -90,15 +90,14 @@ def _read_onnx(path: Path, wanted: Mapping[str, Slot] | None) -> dict[str, Any]:
     }
 
 
-def _as_array(value: Any) -> Any:
+def as_array(value: Any) -> Any:
     """An array of what others call one; a tensor of PyTorch is moved to the CPU."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         if str(value.dtype) == "torch.bfloat16":
-            bits = value.contiguous().view(dtype=_torch_int16(value)).numpy()
-            return bits.view(np.uint16).view(BFLOAT16)
+            return value.contiguous().view(dtype=_torch_int16(value)).numpy().view(BFLOAT16)
         return value.numpy()
-    return np.asarray(value)
+    return restored(np.asarray(value))
 
 
 def _torch_int16(value: Any) -> Any:

@@ -268,7 +268,7 @@ class Trainer(Kept[int]):
             self._understand(error)
             raise
         loss = self.file.contract.loss
-        value = math.nan if loss is None else float(_as_float(found[loss]))
+        value = math.nan if loss is None else float(found[loss].reshape(-1)[0])
         if loss is not None and not math.isfinite(value):
             wrong = self._not_a_number(str(value))
             memory.broken = ""
@@ -279,7 +279,7 @@ class Trainer(Kept[int]):
         self.session.accept()
         memory.steps += 1
         self.outputs = found
-        self.metrics = {name: float(_as_float(found[name])) for name in self.file.metrics}
+        self.metrics = {name: float(found[name].reshape(-1)[0]) for name in self.file.metrics}
         self.skipped = self._skips and bool(found[FOUND_INF])
         self.seconds = time.perf_counter() - started
         memory.broken = ""
@@ -475,10 +475,3 @@ class Trainer(Kept[int]):
 
     def __repr__(self) -> str:
         return description(self)
-
-
-def _as_float(value: Array) -> Any:
-    from memplan.runtime.archive import BFLOAT16, bfloat16_values
-
-    flat = bfloat16_values(value) if value.dtype == BFLOAT16 else value
-    return flat.reshape(-1)[0]

@@ -21,7 +21,7 @@ from memplan.proto.edit import copied, drop_named, remove_unread, replace_nodes
 from memplan.proto.fed_draws import NORMAL, cannot_be_fed, family, feed_draws, random_nodes
 from memplan.proto.nodes import reads_of
 from memplan.proto.weights import embed_weights
-from memplan.runtime.archive import BFLOAT16, bfloat16_values
+from memplan.runtime.archive import BFLOAT16
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.room import available_bytes
@@ -98,7 +98,7 @@ class Bound:
         """Made-up inputs, of one kind or another; bfloat16 as float32."""
         made = synthesize(opened(self.prepared).graph, 0, draw, also)
         return {
-            name: bfloat16_values(value) if value.dtype == BFLOAT16 else value
+            name: value.astype(np.float32) if value.dtype == BFLOAT16 else value
             for name, value in made.items()
         }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memplan.runtime.archive import BFLOAT16, bfloat16_bits, digests, load_arrays, save_arrays
+from memplan.runtime.archive import BFLOAT16, digests, load_arrays, save_arrays
 from memplan.runtime.compare_outputs import (
     NOISE,
     TOLERANCE,
@@ -218,7 +218,7 @@ def test_a_digest_tells_bits_types_and_shapes_apart() -> None:
 def test_arrays_of_every_kind_arrive(tmp_path: Path) -> None:
     values = np.array([1.5, -2.0, np.inf], np.float32)
     sent = {
-        "bf": bfloat16_bits(values),
+        "bf": values.astype(BFLOAT16),
         "text": np.array(["a", "bc"], object),
         "scalar": np.float32(3),
         "several": [np.ones(2), np.zeros(1)],
@@ -229,6 +229,6 @@ def test_arrays_of_every_kind_arrive(tmp_path: Path) -> None:
     assert found["text"].tolist() == ["a", "bc"]
     assert found["scalar"] == 3
     assert "1., 1." in str(found["several"])
-    near = output_difference("p", found["bf"], bfloat16_bits(values * np.float32(1.01)))
+    near = output_difference("p", found["bf"], (values * np.float32(1.01)).astype(BFLOAT16))
     assert near.is_float
     assert near.max_abs_diff == 0.015625

@@ -166,7 +166,7 @@ def test_refusals(
 # -- weights in other files --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["reference", "copy", "embed"])
+@pytest.mark.parametrize("mode", ["reference", "copy"])
 def test_weights(run: Memplan, tmp_path: Path, mode: str) -> None:
     model, feeds = made.training_model(), made.feeds()
     kept = [v for v in model.graph.input if v.name not in made.SIZES]

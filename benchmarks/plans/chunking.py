@@ -106,7 +106,7 @@ def fused(path: Path, folder: Path) -> Path:
     from memplan.runtime.optimize import optimize_offline
 
     saved, target = folder / "saved.onnx", folder / f"{path.stem}.fused.onnx"
-    optimize_offline(path, saved, "extended", "cpu")
+    optimize_offline(path, saved, "cpu")
     write_model(restore_order(read_model(saved, path), read_model(path)), target)
     return target
 

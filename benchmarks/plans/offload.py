@@ -21,9 +21,8 @@ from pathlib import Path
 
 from benchmarks.record import write_record
 
-# Bytes per second in each direction, as published, times 0.85 as in the device profiles: PCI-SIG
-# (PCIe 5.0 x16: 63 GB/s), NVIDIA GH200 data sheet (NVLink-C2C: 900 GB/s both ways).
-LINKS = {"none": "", "PCIe 5.0 x16": "53.6GB", "NVLink-C2C": "382GB"}
+# Device profiles by their links to the host.
+LINKS = {"none": "h200", "PCIe 5.0 x16": "h200", "NVLink-C2C": "gh200"}
 ROUNDS = 8  # of the searches: the record does not depend on the machine
 
 
@@ -60,10 +59,9 @@ def measure(path: Path, budget: str, link: str) -> Row:
         parse_size(budget),
         provider="cuda",
         optimize="none",
-        device="h200",
+        device=LINKS[link],
         effort=ROUNDS,
         offload=link != "none",
-        host_link=parse_size(LINKS[link]) if LINKS[link] else None,
     )
     name = path.stem.removesuffix("_train")
     try:

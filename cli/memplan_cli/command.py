@@ -27,8 +27,14 @@ GONE = {
     ("lower", "--weights embed"): "--weights copy",
     ("plan-as", "jax"): "memplan plan-as torch PLAN",
     ("plan-as", "maxtext"): "memplan plan-as torch PLAN",
+    ("rewrite", "--gap"): "--strategy 'search{gap=P}'",
+    ("rewrite", "--host-link"): "--device gh200, or another whose link is as fast",
+    ("rewrite", "--optimize basic"): "--optimize extended",
     ("rewrite", "--profile"): "memplan profile MODEL -o costs.json, and --costs costs.json",
+    ("rewrite", "--seed"): "--strategy 'search{seed=N}'",
     ("rewrite", "--weights embed"): "--weights copy",
+    ("sweep", "--optimize basic"): "--optimize extended",
+    ("sweep", "--seed"): "--strategy 'search{seed=N}'",
 }
 _UNBREAKABLE = str.maketrans("-", "\N{NON-BREAKING HYPHEN}")
 

@@ -19,7 +19,6 @@ from memplan_cli.shared_options import (
     bound,
     dim_option,
     emit,
-    finite,
     loss_option,
     one_on_stdout,
     provider_option,
@@ -70,10 +69,10 @@ if TYPE_CHECKING:
 @state_option
 @click.option(
     "--optimize",
-    type=click.Choice(["none", "basic", "extended"]),
+    type=click.Choice(["none", "extended"]),
     default="extended",
     show_default=True,
-    help="Let ONNX Runtime fuse nodes first, at this optimization level.",
+    help="Let ONNX Runtime fuse nodes first, at its level 'extended'.",
 )
 @click.option(
     "--passes",
@@ -96,12 +95,6 @@ if TYPE_CHECKING:
     is_flag=True,
     help="On CUDA, also move tensors to host memory and back where that is cheaper than "
     "recomputing them. Experimental: never measured on a GPU.",
-)
-@click.option(
-    "--host-link",
-    metavar="SIZE",
-    help="With --offload: bytes per second in each direction, as in 25GB.  [default: as in the "
-    "device profile]",
 )
 @click.option(
     "--wrt",
@@ -143,7 +136,7 @@ if TYPE_CHECKING:
 @click.option(
     "--device",
     metavar="NAME",
-    help="The device whose speed to assume: h200, h100, a100, rtx4090 or cpu.  [default: as "
+    help="The device whose speed to assume: h200, gh200, h100, a100, rtx4090 or cpu.  [default: as "
     "--provider suggests]",
 )
 @time_limit_option("Seconds allowed for planning.", 10.0)
@@ -153,17 +146,6 @@ if TYPE_CHECKING:
     default=0,
     metavar="N",
     help="Search for N rounds instead of by the clock; the file is then the same on every machine.",
-)
-@click.option(
-    "--seed", type=click.IntRange(min=0), metavar="N", help="Seed for the search.  [default: 0]"
-)
-@click.option(
-    "--gap",
-    type=click.FloatRange(min=0),
-    callback=finite,
-    metavar="P",
-    help="Stop when the extra time is certified to be within P percentage points of optimal.  "
-    "[default: 0.1]",
 )
 @weights_option
 @click.option(
@@ -266,8 +248,6 @@ def _planned(
     budget = _budget(budget, options["strategy"])
     if reserve:
         options["reserve"] = parse_size(reserve)
-    if options["host_link"] is not None:
-        options["host_link"] = parse_size(options["host_link"])
     asked = RewriteOptions(budget=parse_budget(budget), **options)
     seconds = None if asked.effort else asked.time_limit
     with planning_progress(report, model, budget, seconds) as progress:

@@ -119,9 +119,6 @@ def _words(known: tuple[str, ...]) -> Any:
     metavar="N",
     help="Rounds of each search; the plans are the same on every machine.",
 )
-@click.option(
-    "--seed", type=int, metavar="N", default=0, show_default=True, help="Seed for the search."
-)
 @time_limit_option("Seconds for each plan, instead of --effort.")
 @click.option(
     "--jobs",

@@ -51,6 +51,15 @@ DEVICES = {
         53.6e9,
         _PCIE_5,
     ),
+    "gh200": Device(
+        "gh200",
+        60e12,
+        4.0e12,
+        2e-6,
+        "NVIDIA GH200 data sheet (2024): 67 TFLOP/s float32, 4.9 TB/s; about 80-90% of both",
+        382e9,
+        "NVLink-C2C: 450 GB/s each way (NVIDIA GH200 data sheet, 2024); about 85% of that",
+    ),
     "h100": Device(
         "h100",
         60e12,

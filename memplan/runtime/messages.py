@@ -84,13 +84,12 @@ class TimeTask:
 
 @dataclass(frozen=True, slots=True)
 class OptimizeTask:
-    """Save ``model`` at ``output`` as the runtime optimizes it offline at ``level`` (``basic`` or
-    ``extended``), without the optimizers in ``disabled``. The answer is :class:`Saved`."""
+    """Save ``model`` at ``output`` as the runtime optimizes it offline at the level *extended*,
+    without the optimizers in ``disabled``. The answer is :class:`Saved`."""
 
     model: str
     request: RunRequest
     output: str
-    level: str
     weights: str | None = None
     disabled: tuple[str, ...] = ()
 

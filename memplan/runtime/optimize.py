@@ -12,12 +12,11 @@ from memplan.runtime.messages import LoadTask, OptimizeTask, RunRequest, Saved
 def optimize_offline(
     model: Path,
     output: Path,
-    level: str,
     provider: str,
     weights: Path | None = None,
     disabled: Sequence[str] = (),
 ) -> None:
-    """Write ``model`` as the runtime's optimizer leaves it at ``level`` to ``output``.
+    """Write ``model`` as the runtime's optimizer leaves it at the level *extended* to ``output``.
 
     External data is neither read nor copied: the result refers to it as ``model`` does.
 
@@ -26,7 +25,6 @@ def optimize_offline(
     Args:
         model: an ONNX file.
         output: where to write.
-        level: ``basic`` or ``extended``.
         provider: ``cpu`` or ``cuda``.
         weights: the model beside which external data lies, if not ``model``.
         disabled: optimizers to leave out, by the runtime's names.
@@ -36,7 +34,7 @@ def optimize_offline(
     """
     # Bound dimensions would be written into the file and change its interface.
     request = RunRequest("default", provider)
-    task = OptimizeTask(str(model), request, str(output), level, _text(weights), tuple(disabled))
+    task = OptimizeTask(str(model), request, str(output), _text(weights), tuple(disabled))
     run_child(task, Saved, f"optimizing {model.name}")
 
 

@@ -89,11 +89,7 @@ _NOT_OFFLINE = ["ConstantFolding"]
 def _optimize(task: OptimizeTask) -> Saved:
     """Let the runtime optimize the model offline and save the result."""
     options = session_options("default", task.request.dims)
-    levels = ort.GraphOptimizationLevel
-    options.graph_optimization_level = {
-        "basic": levels.ORT_ENABLE_BASIC,
-        "extended": levels.ORT_ENABLE_EXTENDED,
-    }[task.level]
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     _save_to(task.output, options)
     open_session(_model(task, options), task.request, options, [*_NOT_OFFLINE, *task.disabled])
     return Saved(ort.__version__)

@@ -1,4 +1,4 @@
-"""``rewrite --effort``, ``--budget min`` and ``--gap`` as people use them."""
+"""``rewrite --effort`` and ``--budget min`` as people use them."""
 
 from __future__ import annotations
 
@@ -54,10 +54,3 @@ def test_the_report_says_how_good_the_plan_is(inside: Memplan) -> None:
     text = succeeded(inside("rewrite", STEP, "--budget", "75%", "--effort", "10", "--dry-run"))
     assert "certified: no plan" in text
     assert "any order" in text
-
-
-def test_a_strategy_without_a_seed_says_so(inside: Memplan) -> None:
-    for option in ("--seed", "--gap"):
-        done = inside("rewrite", STEP, "--budget", "75%", "--strategy", "segments", option, "1")
-        assert done.returncode == 2
-        assert f"has no {option[2:]}" in done.stderr

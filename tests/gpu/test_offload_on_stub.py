@@ -17,7 +17,7 @@ import pytest
 import memplan
 from helpers.half_steps import ALL
 from helpers.models import SAMPLES
-from helpers.offloading import deep
+from helpers.offloading import deep, linked
 from memplan.api.rewrite.rewriting import Rewrite, RewriteOptions, rewrite
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.measure import measure, saved_inputs
@@ -48,9 +48,9 @@ def offloaded(path: Path, target: Path, budget: str, dims: dict[str, int] | None
         optimize="none",
         strategy="greedy",
         offload=True,
-        host_link=parse_size("900TB"),
     )
-    result = rewrite(path, options, target, dims=dims)
+    with linked(900e12):
+        result = rewrite(path, options, target, dims=dims)
     assert result.offload is not None
     return result
 

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from unittest.mock import patch
+
 import onnx
 
 import memplan
 from helpers.graphs import parse
+from memplan.ops.cost import DEVICES
 from memplan.simulate.session import session_kind
 
 CUDA = session_kind("tuned", "cuda")
+
+
+def linked(bytes_per_second: float) -> AbstractContextManager[object]:
+    """The device that CUDA gets, behind a link to the host of this speed."""
+    device = replace(
+        DEVICES["h200"], host_bytes_per_second=bytes_per_second, host_source="a link of a test"
+    )
+    return patch.dict(DEVICES, {"h200": device})
 
 
 def deep(layers: int = 6, size: int = 64) -> onnx.ModelProto:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from memplan.api.analysis import Analysis
-from memplan.api.rewrite_options import settle
+from memplan.api.rewrite_options import refuses, settle
 from memplan.deadline import Deadline
 from memplan.errors import UsageError
 from memplan.ops.cost import DEVICES, Device, device_for
@@ -28,10 +28,20 @@ from memplan.solver.strategy import Progress, Strategy
 from memplan.units import SizeSpec, parse_budget, parse_size
 
 _MOST_LIKELY_PERCENT = 100
-LEVELS = ("none", "basic", "extended")
+LEVELS = ("none", "extended")
 """Of ONNX Runtime's optimizer, as far as plans are made for them."""
 
 
+GONE = {
+    "gap": "strategy='search{gap=0.5}'",
+    "host_link": "device='gh200', or another whose link is as fast",
+    "profile": "memplan.profile(model).save(path), and costs=path",
+    "seed": "strategy='search{seed=7}'",
+}
+"""Keywords of earlier versions, and what does it now."""
+
+
+@refuses(**GONE)
 @dataclass(frozen=True, slots=True)
 class RewriteOptions:
     """How to rewrite. Sizes as in :mod:`memplan.units`; a percentage is of the peak before.
@@ -48,12 +58,10 @@ class RewriteOptions:
     ``chunk``: what may go into chunks (:func:`memplan.passes.chunk.asked.parse_chunks`), whose
     results may then differ in the last bits.
 
-    ``offload``: tensors may be copied to the host and back, on CUDA (experimental). ``host_link``:
-    bytes per second of these copies in each direction; None: those of the device profile.
+    ``offload``: tensors may be copied to the host and back, on CUDA (experimental).
 
     ``effort``: rounds of every search instead of seconds (0: seconds), so that the file is the same
-    on every machine; with ``seed``. ``gap``: percentage points within which of the bound a plan of
-    the search is good enough to stop; None leaves both to the strategy.
+    on every machine.
     """
 
     budget: SizeSpec
@@ -64,8 +72,6 @@ class RewriteOptions:
     optimize: str = "extended"
     time_limit: float = 10.0
     effort: int = 0
-    seed: int | None = None
-    gap: float | None = None
     keep: tuple[str, ...] = ()
     recompute: tuple[str, ...] = ()
     costs: Path | None = None
@@ -78,12 +84,11 @@ class RewriteOptions:
     state: tuple[str, ...] = ()
     chunk: str = NO_CHUNKS
     offload: bool = False
-    host_link: SizeSpec | None = None
 
     def __post_init__(self) -> None:
         settle(
             self,
-            {"effort": 0, "seed": 0, "gap": 0},
+            {"effort": 0},
             {"optimize": LEVELS, "weights": tuple(Weights)},
         )
         check_time_limit(self.time_limit)
@@ -181,10 +186,7 @@ def given_options(budget: object) -> RewriteOptions:
         UsageError: it is not a size, or a bare number that looks like a percentage.
     """
     if isinstance(budget, RewriteOptions):
-        link = None if budget.host_link is None else _size(budget.host_link)
-        return replace(
-            budget, budget=_size(budget.budget), reserve=_size(budget.reserve), host_link=link
-        )
+        return replace(budget, budget=_size(budget.budget), reserve=_size(budget.reserve))
     return RewriteOptions(_size(budget))
 
 
@@ -204,25 +206,14 @@ def _size(given: object) -> SizeSpec:
 
 
 def strategy_for(options: RewriteOptions) -> Strategy:
-    """The strategy, with effort, seed and gap where they are given.
+    """The strategy, with the effort if it is given.
 
     Raises:
-        UsageError: there is no such strategy, or it has no seed or gap to set.
+        UsageError: there is no such strategy.
     """
     strategy = parse_strategy(options.strategy)
     if isinstance(strategy, Search):
-        return replace(
-            strategy,
-            iterations=options.effort or strategy.iterations,
-            seed=strategy.seed if options.seed is None else options.seed,
-            gap=strategy.gap if options.gap is None else options.gap,
-        )
-    for name, value in (("seed", options.seed), ("gap", options.gap)):
-        if value is not None:
-            raise UsageError(
-                f"strategy '{strategy.name}' has no {name}",
-                f"leave out --{name}, or use --strategy auto",
-            )
+        return replace(strategy, iterations=options.effort or strategy.iterations)
     return strategy
 
 
@@ -261,26 +252,16 @@ def device_profile(options: RewriteOptions) -> Device:
         raise UsageError(
             f"unknown device profile '{options.device}'", "profiles: " + ", ".join(DEVICES)
         )
-    device = device_for(options.provider) if options.device is None else DEVICES[options.device]
-    if options.host_link is None:
-        return device
-    return replace(
-        device,
-        host_bytes_per_second=float(options.host_link.resolve(0)),
-        host_source=f"--host-link {options.host_link.text}",
-    )
+    return device_for(options.provider) if options.device is None else DEVICES[options.device]
 
 
 def check_offload(options: RewriteOptions) -> None:
     """Refuse what offloading cannot do.
 
     Raises:
-        UsageError: another provider or kind of session, a strategy that moves nothing to the host,
-            or a figure that is not bytes per second.
+        UsageError: another provider or kind of session, or a strategy that moves nothing to the
+            host.
     """
-    link = options.host_link
-    if link is not None and not options.offload:
-        raise UsageError("--host-link requires --offload", "it is the speed of the copies")
     if not options.offload:
         return
     if options.provider != "cuda":
@@ -299,11 +280,6 @@ def check_offload(options: RewriteOptions) -> None:
         raise UsageError(
             f"strategy '{options.strategy}' does not know what is offloaded",
             "leave out --strategy, or --offload",
-        )
-    if link is not None and (link.fraction is not None or link.resolve(0) <= 0):
-        raise UsageError(
-            f"--host-link {link.text}: expected bytes per second in each direction",
-            "for example --host-link 25GB",
         )
 
 

@@ -230,12 +230,12 @@ def _saved(source: OpenModel, goal: Goal, without: Sequence[str], folder: Path) 
     until nothing changes."""
     from memplan.runtime.optimize import optimize_offline
 
-    prepared, options = source.prepared, goal.options
+    prepared = source.prepared
     path, weights = prepared.path, prepared.weights
     before: list[str] = []
     for count in range(1 if goal.session.name == "tuned" else _LOADS):
         target = folder / f"optimized_{count}.onnx"
-        optimize_offline(path, target, options.optimize, options.provider, weights, without)
+        optimize_offline(path, target, goal.options.provider, weights, without)
         saved = read_model(target, prepared.beside)
         names = sorted(node.name for node in saved.graph.node)
         if names == before:

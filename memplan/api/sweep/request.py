@@ -21,7 +21,7 @@ Dims = tuple[tuple[str, int], ...]
 
 DEFAULT_EFFORT = 50
 """Rounds of each search: some seconds for a graph of a thousand nodes."""
-DEFAULT_PLAN = RewriteOptions(SizeSpec("100%", 1, None), effort=DEFAULT_EFFORT, seed=0)
+DEFAULT_PLAN = RewriteOptions(SizeSpec("100%", 1, None), effort=DEFAULT_EFFORT)
 """How a point is planned unless told otherwise."""
 
 
@@ -61,15 +61,11 @@ class SweepOptions:
         """
         options = replace(self.plan, budget=budget, session=session, provider=provider)
         if not options.effort:
-            return replace(options, seed=None)
-        strategy = strategy_for(replace(options, effort=0, seed=None))
+            return options
+        strategy = strategy_for(replace(options, effort=0))
         if not isinstance(strategy, Search):
-            return replace(options, seed=None)
-        return replace(
-            options,
-            effort=strategy.iterations or options.effort,
-            seed=None if strategy.seed else options.seed,
-        )
+            return options
+        return replace(options, effort=strategy.iterations or options.effort)
 
 
 def check_options(options: SweepOptions) -> None:

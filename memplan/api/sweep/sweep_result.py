@@ -192,7 +192,6 @@ class Sweep(Summary):
             "strategy": options.strategy,
             "optimize": options.optimize,
             "effort": options.effort or None,
-            "seed": options.seed or 0,
             "time_limit_seconds": None if options.effort else options.time_limit,
             "reserve": options.reserve.text,
             "accounting_version": ACCOUNTING_VERSION,
@@ -208,7 +207,7 @@ def planned_by(options: SweepOptions) -> str:
     plan = options.plan
     if not plan.effort:
         return f"{plan.strategy}, {plan.time_limit:g} s a plan (by the clock)"
-    return f"{plan.strategy}, effort {plan.effort}, seed {plan.seed or 0}"
+    return f"{plan.strategy}, effort {plan.effort}"
 
 
 def _error(failure: Failure) -> MemplanError:

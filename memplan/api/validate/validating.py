@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memplan.api.open_step import open_step
+from memplan.api.rewrite.goal import LEVELS
 from memplan.api.source import Model, as_file
 from memplan.api.state_modes import bindings, like_state
 from memplan.api.validate.bench import Bench, Progress, Ran, opened_bench, unrun_draws
@@ -32,7 +33,7 @@ from memplan.api.validate.validate_options import ValidateOptions
 from memplan.api.validate.validation import Finding, Run, Validation
 from memplan.api.versions import recorded_version_notes, version_notes
 from memplan.equivalence.prove import Equivalence
-from memplan.errors import MemplanError, UsageError
+from memplan.errors import MemplanError, ModelError, UsageError
 from memplan.ops.sharp_edges import (
     Edge,
     disabled_notes,
@@ -97,6 +98,11 @@ def _of_files(
 ) -> Validation:
     first, second = read_model(original), read_model(rewritten)
     metadata = get_metadata(second)
+    if metadata.get("optimize", "none") not in LEVELS:
+        raise ModelError(
+            f"the rewritten file has fusions of level {metadata['optimize']!r}, which is gone",
+            "rewrite the original again",
+        )
     bound = dict(dims or _dims(metadata))
     fixed = _dims(metadata, BOUND_DIMS)
     for name in fixed.keys() & bound.keys():
@@ -138,15 +144,10 @@ class _Case:
     plain: bool
 
     @property
-    def level(self) -> str:
-        """The fusions that the rewritten file has."""
-        return str(self.metadata.get("optimize", "none"))
-
-    @property
     def fused(self) -> bool:
         """Whether the original is to be fused alike: to be proved equivalent and, but for plain
         sessions, which fuse what they load, to be run."""
-        return self.level != "none"
+        return self.metadata.get("optimize", "none") != "none"
 
     @property
     def session(self) -> str:
@@ -205,7 +206,7 @@ def _validate(bench: Bench, case: _Case, findings: list[Finding]) -> Validation:
     first = bench.run(treated, "original", kind.name)
     second = bench.run(case.after, "rewritten", kind.name)
     after, timeline = _rewritten(case.after, kind, bench)
-    label = f"original, {case.level} fusions" if treated is not case.before else "original"
+    label = "original, extended fusions" if treated is not case.before else "original"
     before_run, before_doubt = _run(label, first.measured, treated, kind, bench)
     after_run, after_doubt = _run("rewritten", second.measured, after, kind, bench, timeline)
     other, other_comparison = _other(bench, case, kind, second) if case.plain else (None, None)
@@ -306,7 +307,7 @@ def _reference(case: _Case, bench: Bench) -> OpenModel:
         write_model(raised, copy, force=True)
         again = opened(prepare(raised, copy, before.prepared.dims, weights))
         before = like_state(again, before)
-    return _treat(before, case.level, bench) if case.fused else before
+    return _treat(before, bench) if case.fused else before
 
 
 def _equivalence(reference: OpenModel, case: _Case, kind: SessionKind) -> Equivalence:
@@ -323,17 +324,17 @@ def _equivalence(reference: OpenModel, case: _Case, kind: SessionKind) -> Equiva
     return found if second.reason is not None else second
 
 
-def _treat(before: OpenModel, level: str, bench: Bench) -> OpenModel:
+def _treat(before: OpenModel, bench: Bench) -> OpenModel:
     """The original with the same fusions as the rewritten model, in its original order."""
     from memplan.runtime.optimize import optimize_offline
 
-    bench.begin(f"fusing the original ({level})")
+    bench.begin("fusing the original (extended)")
     saved, target = bench.folder / "saved.onnx", bench.folder / "optimized.onnx"
     prepared, provider = before.prepared, bench.request.provider
     edges = sharp_edges(prepared.proto, prepared.types)
     bench.notes.extend(disabled_notes(edges))
     without = wrong_optimizers(edges)
-    optimize_offline(prepared.path, saved, level, provider, prepared.weights, without)
+    optimize_offline(prepared.path, saved, provider, prepared.weights, without)
     sorted_model = restore_order(read_model(saved, prepared.beside), prepared.proto)
     weights = settle_links(sorted_model, prepared.beside)
     write_model(sorted_model, target)

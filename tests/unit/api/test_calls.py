@@ -81,7 +81,7 @@ WRONG: list[tuple[Callable[[Path], object], str]] = [
     (lambda f: memplan.RewriteOptions("60%", time_limit=-1), ""),
     (lambda f: memplan.RewriteOptions("60%", time_limit=float("nan")), "a finite number"),
     (lambda f: memplan.RewriteOptions("60%", effort=-1), "at least 0"),
-    (lambda f: memplan.RewriteOptions("60%", gap=-0.5), "at least 0"),
+    (lambda f: memplan.RewriteOptions("60%", gap=0.5), "strategy='search{gap=0.5}'"),  # type: ignore[call-arg]
     (lambda f: memplan.RewriteOptions("60%", costs=3), "give a path"),  # type: ignore[arg-type]
     (lambda f: memplan.RewriteOptions("60%", keep=(3,)), "a text, or several"),  # type: ignore[arg-type]
     (lambda f: memplan.ValidateOptions(draws=0), "at least 1"),

@@ -82,7 +82,7 @@ def test_no_wrong_fusion_is_written_nor_a_measure(tmp_path: Path) -> None:
 @pytest.mark.ort
 def test_a_wrong_fusion_that_is_in_a_file_is_found(tmp_path: Path) -> None:
     path, fused = saved(STEP, tmp_path), tmp_path / "fused.onnx"
-    optimize_offline(path, fused, "extended", "cpu")
+    optimize_offline(path, fused, "cpu")
     assert "FusedMatMul" in [node.op_type for node in onnx.load(fused).graph.node]
     proof = validate(path, fused)
     assert not proof.proved

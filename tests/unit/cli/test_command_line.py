@@ -62,7 +62,7 @@ def test_options_that_a_command_does_not_name_are_fields(name: str) -> None:
     defaults = command(name).make_context(name, [], resilient_parsing=True).params
     for parameter in handed_on:
         field = options.pop(str(parameter.name))
-        own = name == "sweep" and field.name in ("effort", "seed", "time_limit")
+        own = name == "sweep" and field.name in ("effort", "time_limit")
         if field.default is not MISSING and not parameter.required and not own:
             assert defaults[field.name] == field.default
     # What is left, the command fills in by itself.

@@ -33,7 +33,7 @@ NODES = (NodeRun("a", "Gemm", "CPUExecutionProvider", 12),)
     [
         MeasureTask("m.onnx", REQUEST, "in.npz", "out.npz"),
         TimeTask("m.onnx", REQUEST, "in.npz", "folder", 2),
-        OptimizeTask("m.onnx", REQUEST, "o.onnx", "basic", None, ("Pad_Fusion",)),
+        OptimizeTask("m.onnx", REQUEST, "o.onnx", None, ("Pad_Fusion",)),
         LoadTask("m.onnx", REQUEST, "o.onnx"),
         StartTask(RunRequest()),
     ],

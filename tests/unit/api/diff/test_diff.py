@@ -14,7 +14,7 @@ from helpers.chunking import head, in_chunks, state_from
 from helpers.effort import THOROUGH
 from helpers.graphs import parse
 from helpers.models import SAMPLES
-from helpers.offloading import deep
+from helpers.offloading import deep, linked
 from helpers.renaming import renamed, sums
 from helpers.training_steps import chain, long_skips, symbolic_batch, weights, with_dropout
 from memplan.api.diff.diff_result import Diff, left_the_peak
@@ -190,9 +190,10 @@ def test_a_rewrite_says_what_left_the_peak_and_how(make: Any, how: How) -> None:
 def test_a_rewrite_that_offloads() -> None:
     model = deep(size=128)
     options = memplan.RewriteOptions(
-        "75%", provider="cuda", optimize="none", offload=True, strategy="greedy", host_link="400TB"
+        "75%", provider="cuda", optimize="none", offload=True, strategy="greedy"
     )
-    result = memplan.rewrite(model, options)
+    with linked(400e12):
+        result = memplan.rewrite(model, options)
     found = diff(model, result.model, provider="cuda")
     sums(found)
     assert result.offload is not None

@@ -166,7 +166,6 @@ def prepare(step: TorchStep) -> PreparedStep:
             f"the loss is {type(loss).__name__}, which cannot be called",
             "give a function of the model and the batch, a torch.nn loss, or None",
         )
-    _require_names(model)
     names, call = _calling(model, loss, step.batch)
     batch = _named(step.batch, names)
     module = StepModule(model, call(tuple(batch)), loss)
@@ -189,22 +188,6 @@ def prepare(step: TorchStep) -> PreparedStep:
                 "rename that of the batch",
             )
     return PreparedStep(step, module, batch, _dynamic(step.dynamic, batch))
-
-
-def _require_names(model: nn.Module) -> None:
-    """Check that names can stand in the code that PyTorch writes of a model.
-
-    Raises:
-        UsageError: one of them cannot.
-    """
-    for module in model.modules():
-        for name in (*module._modules, *module._parameters, *module._buffers):
-            if type(name) is str and name and name.isprintable() and not set(name) & set("'\"\\"):
-                continue
-            raise UsageError(
-                f"the name {name!a} in {type(module).__name__} cannot be traced",
-                "name modules, parameters and buffers with letters, digits and '_'",
-            )
 
 
 def _calling(

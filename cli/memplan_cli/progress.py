@@ -39,7 +39,7 @@ def announced_compilation() -> Iterator[None]:
 
 def _announce() -> None:
     clear = _CLEAR if _is_watched() else ""
-    click.echo(f"{clear}compiling the planner (once per version, about half a minute)", err=True)
+    click.echo(f"{clear}compiling the planner (once per version, about a minute)", err=True)
 
 
 def _is_watched() -> bool:

@@ -84,7 +84,7 @@ def raise_lost_interrupts_again() -> None:
 
     One that comes while a finalizer or a callback of compiled code runs cannot leave that: Python
     hands it to ``sys.unraisablehook`` and goes on as if nothing had been. numba's compiler calls
-    back so often that without this a signal in its half minute may end nothing.
+    back so often that without this a signal in its minute may end nothing.
     """
     others = sys.unraisablehook
 

@@ -43,9 +43,7 @@ class Order:
         # numba is slow to import: only where an order is wanted.
         from memplan.planning.planner import PlanRequest, prepare
         from memplan.solver.order.lowest import LowestOptions, lowest_order
-        from memplan.solver.search.warm_up import warm_up
 
-        warm_up()
         request = PlanRequest(model.graph, timeline.session, 0, _no_costs)
         prepared = prepare(request)
         floor = prepared.floor.with_workspace

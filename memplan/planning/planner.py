@@ -190,7 +190,6 @@ def make_plan(
     """
     # numba is slow to import: only when there is something to plan.
     from memplan.solver.forms import without_forms
-    from memplan.solver.search.warm_up import warm_up
 
     request = prepared.request
     if prepared.peak_bytes <= request.budget_bytes and not (
@@ -215,7 +214,6 @@ def make_plan(
         ids = {node.name: node.id for node in graph.nodes}
         at_hand = [ids[name] for name in request.at_hand if name in ids]
         chooser = Mend(strategy, carried_over(at_hand, graph, problem))
-    warm_up()
     start = time.perf_counter()
     outside = resident + prepared.reserved_bytes
 

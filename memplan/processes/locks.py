@@ -60,39 +60,6 @@ def _acquire(handle: int, path: Path, patience: float) -> None:
         return
 
 
-class OneAtATime:
-    """A turn at what one process is to do while others wait, but for ``patience`` seconds at most:
-    then all do it, as on a file system without locks.
-
-    Args:
-        path: a file that is made for it, and stays.
-        patience: seconds to wait for the turn.
-    """
-
-    def __init__(self, path: Path, patience: float = 300.0) -> None:
-        self._path, self._patience = path, patience
-        self._handle: int | None = None
-
-    def begin(self) -> bool:
-        """Wait for the turn; whether it was not this process's already."""
-        if self._handle is not None:
-            return False
-        try:
-            self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            _acquire(self._handle, self._path, self._patience)
-        except (OSError, RuntimeUnavailableError):
-            return False
-        return True
-
-    def end(self) -> None:
-        """Let the next have its turn."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            with suppress(OSError):
-                fcntl.flock(handle, fcntl.LOCK_UN)
-            os.close(handle)
-
-
 @contextmanager
 def kept(path: Path) -> Iterator[None]:
     """Keep a file from others who ask for it so, until the block ends or this process does.

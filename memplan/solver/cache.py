@@ -7,12 +7,14 @@ named it. Where there is no other, code is kept in a temporary folder until the 
 from __future__ import annotations
 
 import atexit
+import hashlib
 import logging
 import os
 import stat
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from importlib.metadata import version
 from pathlib import Path
 
 from memplan.errors import RuntimeUnavailableError
@@ -22,6 +24,18 @@ _LOG = logging.getLogger(__name__)
 
 before_compiling: list[Callable[[], None]] = []
 """What is called, and taken out, before anything of a version is compiled for the first time."""
+
+
+def version_name() -> str:
+    """A hash of the planner's sources, and numba's version.
+
+    numba notices a change of a function's own file only, not of the files that it calls into; so
+    every version of the sources gets a folder of its own.
+    """
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return f"{digest.hexdigest()[:16]}-numba-{version('numba')}"
 
 
 def cache_folder() -> Path | None:
@@ -60,18 +74,18 @@ def _absolute(variable: str) -> Path | None:
     return path if path.is_absolute() else None
 
 
-def code_folder(version: str) -> Path | None:
-    """A folder for the compiled code of this ``version`` of the sources, made where it is missing.
+def code_folder(name: str) -> Path | None:
+    """A folder for compiled code, made where it is missing; ``name``: what it is the code of.
 
-    That of ``NUMBA_CACHE_DIR`` comes first: a process that started this one may have chosen it.
+    One of that name in ``NUMBA_CACHE_DIR`` comes first: the process that started this one chose it.
     None where not even a temporary folder can be made: then nothing is kept.
     """
     given = _absolute("NUMBA_CACHE_DIR")
-    if given is not None and given.is_dir() and is_private(given):
+    if given is not None and given.name == name and given.is_dir() and is_private(given):
         return given
     folder = cache_folder()
     if folder is not None:
-        place = folder / "numba" / version
+        place = folder / "numba" / name
         try:
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
             if all(map(is_private, (place, place.parent, folder))) and os.access(place, os.W_OK):
@@ -81,7 +95,8 @@ def code_folder(version: str) -> Path | None:
             _LOG.warning("%s is not used: %s", folder, error.strerror)
     stack = ExitStack()
     try:
-        place = stack.enter_context(scratch_folder())
+        place = stack.enter_context(scratch_folder()) / name
+        place.mkdir(mode=0o700)
     except RuntimeUnavailableError:
         return None
     atexit.register(stack.close)

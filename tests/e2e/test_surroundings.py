@@ -11,7 +11,6 @@ import pytest
 
 from helpers.models import SAMPLES
 from helpers.running import Memplan
-from memplan.solver.search.warm_up import beam_compiled_beside
 
 pytestmark = pytest.mark.e2e
 
@@ -45,16 +44,6 @@ def test_a_module_in_the_current_directory_is_not_run(
 ) -> None:
     done = memplan(*arguments)
     assert done.returncode == 0, done.stderr
-    assert not ran.exists(), ran.read_text()
-
-
-def test_nor_by_the_helper_that_compiles_beside(
-    ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with beam_compiled_beside() as helper:
-        assert helper is not None
-    assert helper.returncode == 0
     assert not ran.exists(), ran.read_text()
 
 

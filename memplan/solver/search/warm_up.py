@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-
 import numpy as np
 
 from memplan.deadline import Deadline
-from memplan.processes.child import started
+from memplan.solver.cache import before_compiling
 from memplan.solver.jit import is_cold
 from memplan.solver.order.beam import resequence
 from memplan.solver.order.depth_first import default_order
@@ -21,43 +17,16 @@ from memplan.solver.search.params import ROUNDS, SearchOptions
 
 
 def warm_up() -> None:
-    """Load (or, once per version, compile) the machine code, so that no time limit pays for it.
-
-    The beam search is compiled by a second process meanwhile; where none can be started, here.
-    """
-    with beam_compiled_beside() if is_cold() else nullcontext():
-        _warm_up_search()
-    warm_up_beam()
-
-
-def _warm_up_search() -> None:
+    """Load (or, once per version, compile) the machine code, so that no time limit pays for it."""
+    while before_compiling and is_cold():
+        before_compiling.pop()()
     problem = tiny_problem()
     arrays, order, flags = problem.arrays, problem.order, problem.movable
     AnytimeSearch(problem, Deadline(0.0), SearchOptions(order=False, iterations=1)).run()
     improve(arrays, order, order, flags, ~flags, flags, arrays.cost, 4, 0, 0.0, 0.0, ROUNDS)
     reorder(arrays, order, flags, 3, 0)
     default_order(np.array([0, 0, 1]), np.array([0]))
-
-
-def warm_up_beam() -> None:
-    """The part of :func:`warm_up` that only orders made anew need."""
-    problem = tiny_problem()
-    resequence(problem.arrays, problem.order, problem.movable, 3, 0, 3, 1, 0.0)
-
-
-def main() -> None:
-    """What the second process does."""
-    warm_up_beam()
-
-
-@contextmanager
-def beam_compiled_beside() -> Iterator[subprocess.Popen[str] | None]:
-    """A second process compiles the beam search meanwhile; it is waited for. None: none started."""
-    with ExitStack() as stack:
-        helper = None
-        with suppress(OSError):
-            helper = stack.enter_context(started(__name__, output=subprocess.DEVNULL))
-        yield helper
+    resequence(arrays, order, flags, 3, 0, 3, 1, 0.0)
 
 
 def tiny_problem() -> Problem:

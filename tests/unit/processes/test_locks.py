@@ -12,7 +12,7 @@ import pytest
 
 from helpers.processes import eventually
 from memplan.errors import UsageError
-from memplan.processes.locks import OneAtATime, kept, require_free
+from memplan.processes.locks import kept, require_free
 from memplan.proto.write import write_atomically
 
 KEEPER = """
@@ -81,14 +81,3 @@ def test_what_a_killed_process_leaves_is_removed_by_the_next_output(tmp_path: Pa
     assert eventually(lambda: len(os.listdir(tmp_path)) == 1)
     write_atomically(tmp_path / "model.onnx", b"1")
     assert os.listdir(tmp_path) == ["model.onnx"]
-
-
-def test_turns_are_taken_one_at_a_time_and_patience_ends(tmp_path: Path) -> None:
-    first, second = (OneAtATime(tmp_path / "turn.lock", patience=0.1) for _ in range(2))
-    assert first.begin()
-    assert not first.begin()  # it has it
-    assert not second.begin()  # it waited for too long, and goes on
-    second.end()
-    first.end()
-    assert second.begin()
-    second.end()

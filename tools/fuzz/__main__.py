@@ -3,9 +3,8 @@
     python tools/fuzz --command analyze --count 1000 --seed 7 --keep finds
 
 A defect is exit code 70 (a bug of ours), death by a signal, or no end in time; so is more than
-``--slow`` seconds of wall clock or ``--large`` bytes for less than 1 MB of files; and a damaged
-checkpoint or file of weights that is read as other values than were written. ``--only N`` runs one
-mutant of a run again, and shows where it fails. Figures are printed on the way, and after
+``--slow`` seconds of wall clock or ``--large`` bytes for less than 1 MB of files. ``--only N`` runs
+one mutant of a run again, and shows where it fails. Figures are printed on the way, and after
 ``--seconds`` what was done until then is what is told.
 """
 
@@ -22,10 +21,8 @@ from contextlib import closing
 from pathlib import Path
 
 import cases
-import metadata
 import pool
 import proofs
-import reading
 import seeds
 import telling
 import value_runs
@@ -35,17 +32,14 @@ from memplan.solver.jit import is_cold
 
 _SMALL_FILES = 1_000_000
 _NAMED = re.compile(r"'[^']*'|\d+")  # what differs from model to model in a message
-_LARGE_TO_READ = 5e7  # bytes that no small file takes that is read and no more
 _KEPT = 3  # mutants of each defect
-_APART = {
-    metadata.COMMAND: metadata.main,
-    values.COMMAND: value_runs.main,
-}  # not through the program, and not among "all"
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tools/fuzz", description=__doc__)
-    parser.add_argument("--command", choices=[*cases.COMMANDS, *_APART, "all"], default="all")
+    parser.add_argument(
+        "--command", choices=[*cases.COMMANDS, values.COMMAND, "all"], default="all"
+    )
     parser.add_argument("--count", type=int, default=500, help="mutants per command")
     parser.add_argument("--seed", type=int, default=1, help="another seed, other mutants")
     parser.add_argument("--workers", type=int, default=1)
@@ -71,8 +65,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if options.command == proofs.COMMAND:
         return int(telling.judged(options))
-    if options.command in _APART:
-        return _APART[options.command](options)
+    if options.command == values.COMMAND:  # not through the program, and not among "all"
+        return value_runs.main(options)
     models = {} if options.unchanged else seeds.built_in()
     for folder in options.seeds:
         models |= seeds.from_folder(folder)
@@ -80,10 +74,9 @@ def main() -> int:
         models |= seeds.node_tests()
     count = len(models) if options.unchanged else options.count
     commands = cases.COMMANDS if options.command == "all" else (options.command,)
-    if not set(commands) <= reading.FILES.keys():
-        if is_cold():
-            print("the planner is compiled first", file=sys.stderr, flush=True)
-        _compile_planner()
+    if is_cold():
+        print("the planner is compiled first", file=sys.stderr, flush=True)
+    _compile_planner()
     failed = False
     for command in commands:
         run = cases.Run(
@@ -109,8 +102,6 @@ def _compile_planner() -> None:
 
 def _report(run: cases.Run, options: argparse.Namespace) -> bool:
     """Run the mutants and tell how they ended; whether one found a defect."""
-    if run.command in reading.FILES:
-        reading.prepare(run.command)
     codes: Counter[str] = Counter()
     defects: dict[str, list[pool.Outcome]] = {}
     calls: Counter[str] = Counter()
@@ -131,9 +122,7 @@ def _report(run: cases.Run, options: argparse.Namespace) -> bool:
             most = options.slow * pool.patience()
             if outcome.seconds > most and _again(run, outcome) > most:
                 defects.setdefault("slow", []).append(outcome)
-            read_only = run.command in reading.FILES and not run.mutant(outcome.number).calls
-            grown = read_only and outcome.grown_bytes > _LARGE_TO_READ
-            if grown or outcome.peak_bytes > options.large:
+            if outcome.peak_bytes > options.large:
                 defects.setdefault("large", []).append(outcome)
     print(
         f"{run.command}: {_done(run, codes, options)} mutants, seed {run.seed}: {_counted(codes)}; "

@@ -6,7 +6,6 @@ and one mutant can be made again alone.
 
 from __future__ import annotations
 
-import io
 import random
 import tempfile
 from collections.abc import Mapping
@@ -14,10 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import onnx
 import proofs
-import reading
 import values
 from google.protobuf.message import DecodeError
 from graphs import random_step
@@ -28,21 +25,19 @@ from memplan.api.check.checking import CheckRequest, run_update
 MUTATED = ("analyze", "rewrite", "grad", "validate", "check")
 SESSIONS = {"plans": "tuned", "plain-plans": "default"}
 """Commands that take random training graphs instead of seeds: the kind of session they plan for."""
-COMMANDS = (*MUTATED, *reading.FILES, *SESSIONS, proofs.COMMAND)
+COMMANDS = (*MUTATED, *SESSIONS, proofs.COMMAND)
 _STRATEGIES = ("auto", "greedy", "none", "segments", "mirror", "speed", "memory")
 _LOCKED = "step"  # the seed of which there is a lock
 # Where the runtime is asked, in a process of its own, which takes ten times as long as the rest:
 _SHARE_OF_PLAIN = 0.02  # sessions with default options
 _SHARE_OF_FUSIONS = 0.2  # rewrites with ONNX Runtime's optimizer
-_SHARE_OF_RUNS = 0.005  # checkpoints and weights that a whole run is made with
 _SHARE_OF_STEPS = 0.7  # training graphs: of others nothing can be recomputed
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """The files of a mutant by name, and the calls of the program that are made of them, one after
-    the other, until one does not end with exit code 0; none if :mod:`plans` makes them, or
-    :mod:`reading` reads the file itself."""
+    the other, until one does not end with exit code 0; none if :mod:`plans` makes them."""
 
     files: Mapping[str, bytes]
     calls: tuple[tuple[str, ...], ...]
@@ -81,8 +76,6 @@ class Run:
             return Mutant(edit.files(), ())
         if self.command == values.COMMAND:
             return Mutant({}, ())
-        if self.command in reading.FILES:
-            return _file(self.command, r)
         names = sorted(self.seeds)
         if self.command == "rewrite" and not self.unchanged and r.random() < _SHARE_OF_STEPS:
             names = [name for name in names if "step" in name] or names
@@ -94,22 +87,6 @@ class Run:
         if not self.unchanged:
             data = mutated(data, r, self.share_of_bytes)
         return Mutant({"model.onnx": data}, _calls(self.command, data, r))
-
-
-def _file(command: str, r: random.Random) -> Mutant:
-    """A file for a training run, which a small share of is really made."""
-    name = reading.FILES[command]
-    files = {name: reading.mutant(command, r)}
-    if r.random() >= _SHARE_OF_RUNS:
-        return Mutant(files, ())
-    data = io.BytesIO()
-    np.savez(data, **reading.data())
-    files |= {"model.onnx": reading.model().SerializeToString(), "data.npz": data.getvalue()}
-    options = ["--data", "data.npz", "--steps", "21", "--threads", "1"]
-    how = (
-        ["--checkpoint", name, "--resume"] if command == "checkpoints" else ["--weights-file", name]
-    )
-    return Mutant(files, (("run", "model.onnx", *options, *how),))
 
 
 _CHECKS = (("check",), ("check",), ("check", "--update"), ("check", "--format", "json"))

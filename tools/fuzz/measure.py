@@ -15,12 +15,10 @@ _RESET_PEAK = "5"  # what /proc/PID/clear_refs takes for: the peak begins anew (
 
 @dataclass(slots=True)
 class Spent:
-    """What a piece of work took: wall clock, the largest resident memory of one process, and by how
-    much that of its own process grew."""
+    """What a piece of work took: wall clock, and the largest resident memory of one process."""
 
     seconds: float = 0.0
     peak_bytes: int = 0
-    grown_bytes: int = 0
 
 
 @contextlib.contextmanager
@@ -31,14 +29,12 @@ def measured() -> Iterator[Spent]:
     for process in (os.getpid(), *_children()):
         with contextlib.suppress(OSError):
             Path(f"/proc/{process}/clear_refs").write_text(_RESET_PEAK)
-    before = _peak_kib(os.getpid())
     try:
         yield spent
     finally:
         spent.seconds = time.monotonic() - start
         peaks = [_peak_kib(process) for process in (os.getpid(), *_children())]
         grown = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-        spent.grown_bytes = 1024 * (peaks[0] - before)
         # Of children that have ended only the largest so far is known.
         spent.peak_bytes = 1024 * max(*peaks, grown if grown > ended else 0)
 

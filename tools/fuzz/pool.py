@@ -18,15 +18,13 @@ import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import click
 import proofs
-import reading
 import values
 from cases import SESSIONS, Mutant, Run
 from measure import measured
@@ -51,7 +49,6 @@ class Outcome:
     message: str = ""
     seconds: float = 0.0
     peak_bytes: int = 0
-    grown_bytes: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -192,8 +189,6 @@ def _ended(run: Run, number: int, mutant: Mutant) -> tuple[Ended, Mapping[str, i
     if run.command in SESSIONS:
         r = random.Random(f"{run.seed}/{run.command}/{number}")
         return rewritten_at_ten_budgets(_called, SESSIONS[run.command], r)
-    if run.command in reading.FILES and not mutant.calls:
-        return _called_in(partial(reading.read, run.command, Path(reading.FILES[run.command]))), {}
     ended = (0, "", "")
     for arguments in mutant.calls:
         ended = _called(arguments)
@@ -203,15 +198,9 @@ def _ended(run: Run, number: int, mutant: Mutant) -> tuple[Ended, Mapping[str, i
 
 
 def _called(arguments: Sequence[str]) -> Ended:
-    return _called_in(
-        partial(cli.main, list(arguments), prog_name="memplan", standalone_mode=False)
-    )
-
-
-def _called_in(work: Callable[[], object]) -> Ended:
-    """How a piece of work ended: by itself, with an exit code or a defect, or by an exception."""
+    """How a call of the program ended: with an exit code, or by an exception."""
     try:
-        result = work()
+        result = cli.main(list(arguments), prog_name="memplan", standalone_mode=False)
     except MemplanError as error:
         place = _place(error) if error.exit_code == EXIT_BUG else ""
         return error.exit_code, place, f"{error.message} | {error.hint}"
@@ -219,8 +208,6 @@ def _called_in(work: Callable[[], object]) -> Ended:
         return error.exit_code, "", error.format_message()
     except BaseException as error:  # what nobody expected is what is looked for
         return EXIT_BUG, _place(error), f"{type(error).__name__}: {error}"
-    if isinstance(result, tuple):
-        return result
     return result if isinstance(result, int) else 0, "", ""
 
 

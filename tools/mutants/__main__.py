@@ -1,10 +1,9 @@
 """Break the program in one place, and see whether a test notices.
 
-    python tools/mutants                  # the list: one mutant per promise
-    python tools/mutants --only NAME      # some of them (repeatable; a prefix will do)
-    python tools/mutants --sample 100     # operators changed at random places of chosen folders
+    python tools/mutants --sample 100 --area memplan/simulate
     python tools/mutants --list
 
+Operators are changed at places drawn from chosen folders (:mod:`operators`).
 Each mutant is tried in a copy of the tree. Exit code 1: one survived, or could not be tried.
 """
 
@@ -20,7 +19,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from mutant import ROOT, Mutant, listed
+from mutant import ROOT, Mutant
 from operators import AREAS, sample
 from trial import Trial, Verdict
 
@@ -28,25 +27,14 @@ from trial import Trial, Verdict
 def _arguments(given: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="mutants", description=__doc__.partition("\n")[0])
     parser.add_argument("--list", action="store_true", help="print the mutants, try none")
-    parser.add_argument("--only", action="append", default=[], metavar="NAME")
-    parser.add_argument("--sample", type=int, metavar="N", help="N random operator mutants instead")
-    parser.add_argument("--area", action="append", default=[], metavar="PATH", help="for --sample")
+    parser.add_argument("--sample", type=int, default=60, metavar="N", help="how many (60)")
+    parser.add_argument("--area", action="append", default=[], metavar="PATH", help="repeatable")
     parser.add_argument("--seed", type=int, default=0, help="of the sample (0)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N")
     parser.add_argument("--limit", type=float, default=120, help="seconds per run of tests (120)")
     parser.add_argument("--narrow", action="store_true", help="a mutant's own tests alone")
     parser.add_argument("--out", type=Path, help="write the verdicts as JSON")
     return parser.parse_args(given)
-
-
-def _chosen(arguments: argparse.Namespace) -> list[Mutant]:
-    mutants = (
-        listed()
-        if arguments.sample is None
-        else sample(arguments.area or AREAS, arguments.sample, arguments.seed)
-    )
-    only = tuple(arguments.only)
-    return [m for m in mutants if m.name.startswith(only)] if only else mutants
 
 
 def _verdicts(mutants: list[Mutant], arguments: argparse.Namespace) -> Iterator[Verdict]:
@@ -90,7 +78,7 @@ def _rows(verdicts: list[Verdict]) -> str:
 def main(given: list[str] | None = None) -> int:
     """The command; the exit code."""
     arguments = _arguments(given)
-    mutants = _chosen(arguments)
+    mutants = sample(arguments.area or AREAS, arguments.sample, arguments.seed)
     if arguments.list:
         for mutant in mutants:
             print(f"{mutant.name}: {mutant.breaks} ({mutant.file})")

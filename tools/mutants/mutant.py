@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LISTED = Path(__file__).parent / "listed.toml"
 # Folders of tests that mirror the package's.
 _KINDS = ("unit", "property", "golden")
 
@@ -68,21 +66,3 @@ def own_tests(file: str, root: Path = ROOT) -> tuple[str, ...]:
         folders = [f"tests/{kind}/{path}" for kind in _KINDS]
         found = [folder for folder in folders if (root / folder).is_dir()]
     return tuple(found) or ("tests/unit",)
-
-
-def listed(path: Path = LISTED) -> list[Mutant]:
-    """The mutants of the list."""
-    with path.open("rb") as file:
-        content = tomllib.load(file)
-    sets: dict[str, list[str]] = content["tests"]
-    return [
-        Mutant(
-            entry["name"],
-            entry["file"],
-            entry["old"],
-            entry["new"],
-            entry["breaks"],
-            tuple(test for key in entry["tests"] for test in sets.get(key, [key])),
-        )
-        for entry in content["mutant"]
-    ]

@@ -42,7 +42,7 @@ IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 COMMON = {"--help", "--version"}
 # Of other programs, or of the benchmarks; named where those are shown.
 FOREIGN = {"benchmarks/README.md", "sample_models/README.md", "tools/README.md"}
-FOREIGN_OPTIONS = {"--dist", "--op", "--out", "--strict"}
+FOREIGN_OPTIONS = {"--dist", "--op", "--out", "--resolution", "--strict"}
 MADE_BY_READERS = {
     "largest.py",
     "forward.py",

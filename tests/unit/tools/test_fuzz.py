@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +18,6 @@ from memplan.equivalence.prove import Equivalence
 
 ROOT = Path(__file__).resolve().parents[3]
 COUNTS = {"analyze": 150, "rewrite": 20, "grad": 100, "check": 40}
-COUNTS |= {"checkpoints": 300, "safetensors": 300}
-REFUSED = dict.fromkeys(("checkpoints", "safetensors"), 2)  # others with 3
 LARGEST = 1_000_000_000  # bytes that a command may take for a small file
 # Node tests of onnx, each of which once found something: constants that an elided node read, a Cast
 # that names its saturation, branches of unequal rank, sizes that are inputs, an old opset.
@@ -40,18 +37,14 @@ def fuzz() -> Any:
     sys.path.insert(0, str(ROOT / "tools" / "fuzz"))
     try:
         import cases
-        import metadata
         import pool
         import proofs
-        import reading
         import seeds
 
         yield SimpleNamespace(
             cases=cases,
-            metadata=metadata,
             pool=pool,
             proofs=proofs,
-            reading=reading,
             seeds=seeds,
         )
     finally:
@@ -66,7 +59,7 @@ def test_no_mutant_finds_a_defect(command: str, fuzz: Any) -> None:
     found = list(fuzz.pool.outcomes(run))
     assert sorted(outcome.number for outcome in found) == list(range(run.count))
     assert [outcome for outcome in found if outcome.is_defect] == []
-    assert {outcome.code for outcome in found} >= {0, REFUSED.get(command, 3)}
+    assert {outcome.code for outcome in found} >= {0, 3}
     # Cases run in forks, which begin with what the tests before have loaded.
     assert max(outcome.peak_bytes for outcome in found) < LARGEST + begun
 
@@ -130,44 +123,26 @@ def test_an_edit_is_known_by_its_number(fuzz: Any) -> None:
     assert edits[0].original == edits[2].original
 
 
-@pytest.mark.parametrize("command", ["checkpoints", "safetensors"])
-def test_what_a_reader_believes_is_a_defect(
-    command: str, fuzz: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The harness would see values that are not those that were written."""
-    path = tmp_path / fuzz.reading.FILES[command]
-    path.write_bytes(fuzz.reading.whole(command))
-    assert fuzz.reading.read(command, path) is None
-    real = fuzz.reading._values
-
-    def wrong(*given: Any) -> Any:
-        first = real(*given)
-        return replace(first, values={n: v + 1 for n, v in first.values.items()})
-
-    monkeypatch.setattr(fuzz.reading, "_values", wrong)
-    assert fuzz.reading.read(command, path) == fuzz.reading.BELIEVED
-
-
 def test_fuzz_that_is_ended_leaves_no_folder(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "tools" / "fuzz"), "--command", "safetensors"]
+    command = [sys.executable, str(ROOT / "tools" / "fuzz"), "--command", "analyze"]
     variables = {**os.environ, "TMPDIR": str(tmp_path)}
     options = ["--count", "100000", "--every", "0.1"]
     with subprocess.Popen([*command, *options], env=variables, stderr=subprocess.PIPE) as running:
         assert running.stderr is not None
-        assert running.stderr.readline().startswith(b"safetensors: ")  # it is in the middle
+        assert any(line.startswith(b"analyze: ") for line in running.stderr)  # it is in the middle
         running.terminate()
         assert running.wait(HANG_SECONDS) == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
 
 
 def test_fuzz_ends_in_time_and_tells_what_was_done() -> None:
-    command = [sys.executable, str(ROOT / "tools" / "fuzz"), "--command", "safetensors"]
+    command = [sys.executable, str(ROOT / "tools" / "fuzz"), "--command", "analyze"]
     options = ["--count", "1000000", "--seconds", "3", "--every", "1"]
     done = subprocess.run(
         [*command, *options], capture_output=True, text=True, timeout=HANG_SECONDS
     )
     assert done.returncode == 0, done.stdout
-    assert re.search(r"safetensors: \d+ of 1000000 \(in 3 s\) mutants", done.stdout)
+    assert re.search(r"analyze: \d+ of 1000000 \(in 3 s\) mutants", done.stdout)
 
 
 def test_the_same_number_is_the_same_mutant(fuzz: Any) -> None:
@@ -175,9 +150,3 @@ def test_the_same_number_is_the_same_mutant(fuzz: Any) -> None:
     runs = [fuzz.cases.Run("analyze", seeds, seed=3, count=1) for _ in range(2)]
     assert runs[0].mutant(7) == runs[1].mutant(7)
     assert runs[0].mutant(7) != runs[0].mutant(8)
-
-
-@pytest.mark.slow
-def test_no_mutant_of_metadata_is_trained_otherwise_without_a_word(fuzz: Any) -> None:
-    ends = [fuzz.metadata.outcome(7, number)[3] for number in range(150)]
-    assert set(ends) == {"refused", "said", "same"}

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import click
 
 from memplan.errors import UsageError
-from memplan_cli.apart import users_streams
 from memplan_cli.command import memplan_command
 from memplan_cli.progress import waiting
 from memplan_cli.shared_options import PATH, Report, dropout_option, report_options
+from memplan_cli.standard_files import STDERR, STDOUT
 
 
 @memplan_command(
@@ -100,8 +105,7 @@ def command(
 
     if str(output) == "-":
         raise UsageError("capture cannot write to stdout: weights may lie beside it", "name a file")
-    # What the user's code prints is not our answer.
-    with users_streams(), waiting(report, f"capturing {target}") as doing:
+    with _prints_to_stderr(), waiting(report, f"capturing {target}") as doing:
         result = capture(
             target,
             output,
@@ -119,6 +123,21 @@ def command(
 
         report.emit_text(render(result, details=report.details))
     return 0
+
+
+@contextmanager
+def _prints_to_stderr() -> Iterator[None]:
+    """Inside, and when the program ends, what the user's code prints goes to stderr, below Python
+    as well: stdout has the report alone."""
+    ours = os.dup(STDOUT)
+    os.dup2(STDERR, STDOUT)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(ours, STDOUT)
+        os.close(ours)
+        atexit.register(os.dup2, STDERR, STDOUT)  # is called before the handlers of that code
 
 
 def _dynamic(given: tuple[str, ...]) -> str | dict[str, dict[int, str]] | None:

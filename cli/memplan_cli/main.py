@@ -11,10 +11,8 @@ from typing import Any
 import click
 
 from memplan.errors import EXIT_BUG, EXIT_ENVIRONMENT, EXIT_USAGE, MemplanError
-from memplan_cli.apart import run_apart, runs_apart
 from memplan_cli.command import SETTINGS, HelpContext
 from memplan_cli.failures import is_interrupt, refused_by_system, show_traceback, tell
-from memplan_cli.shared_options import emit
 from memplan_cli.signals import (
     TERMINATING,
     interrupt_on_signals,
@@ -132,13 +130,11 @@ def main(arguments: list[str] | None = None) -> int:
         if not arguments:
             cli.main(["--help"], prog_name="memplan", standalone_mode=False)
             return EXIT_USAGE
-        if runs_apart(arguments):
-            return _ran_apart(arguments)
         result = cli.main(arguments, prog_name="memplan", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except MemplanError as error:
-        if received and error.exit_code in (EXIT_BUG, EXIT_ENVIRONMENT):
-            return _told_other(error, arguments)
+        if received:
+            return _told_signal(arguments)
         return _told(error.message, error.hint, error.exit_code, arguments)
     except click.UsageError as error:
         return _told(_usage_message(error), _usage_hint(error), error.exit_code, arguments)
@@ -155,16 +151,6 @@ def main(arguments: list[str] | None = None) -> int:
         return _told_signal(arguments, error)
     except Exception as error:
         return _told_other(error, arguments)
-
-
-def _ran_apart(arguments: list[str]) -> int:
-    answer = run_apart(arguments)
-    click.echo(answer.err, nl=False, err=True)
-    try:
-        emit(answer.out.encode(errors="surrogateescape"))
-    except BrokenPipeError:
-        raise ReaderGone from None
-    return answer.code
 
 
 def _told(message: str, hint: str, code: int, arguments: list[str]) -> int:

@@ -21,22 +21,6 @@ if TYPE_CHECKING:
 STDIN, STDOUT, STDERR = 0, 1, 2
 
 
-def write_whole(number: int, data: ReadableBuffer) -> int:
-    """Write all of ``data`` to the file that is open under ``number``; how many bytes that were.
-
-    Raises:
-        OSError: the system refuses; what fitted has been written.
-    """
-    left = memoryview(data).cast("B")
-    nbytes = len(left)
-    while left:
-        try:
-            left = left[os.write(number, left) :]
-        except BlockingIOError:
-            select.select((), (number,), ())
-    return nbytes
-
-
 class _Whole(io.RawIOBase):
     """An open file that takes whatever it is given whole, or fails."""
 
@@ -56,30 +40,32 @@ class _Whole(io.RawIOBase):
         return True
 
     def write(self, data: ReadableBuffer) -> int:
-        """See :func:`write_whole`."""
-        return write_whole(self._number, data)
+        """Write all of ``data``; how many bytes that were.
+
+        Raises:
+            OSError: the system refuses; what fitted has been written.
+        """
+        left = memoryview(data).cast("B")
+        nbytes = len(left)
+        while left:
+            try:
+                left = left[os.write(self._number, left) :]
+            except BlockingIOError:
+                select.select((), (self._number,), ())
+        return nbytes
 
 
-class _Open(io.TextIOWrapper):
-    """A stream that stays open for others, whoever closes it."""
-
-    def close(self) -> None:
-        """See the class."""
-        self.flush()
-
-
-def whole_stream(number: int, like: TextIO | None = None, *, errors: str = "") -> TextIO:
-    """A stream to what is open under ``number``, which whoever closes it leaves open.
+def whole_stream(number: int, like: TextIO | None = None) -> TextIO:
+    """A stream to what is open under ``number``, which it leaves open.
 
     Args:
         number: of stdout or stderr.
         like: the stream that it stands for, whose encoding it has.
-        errors: what is done with characters that have no code; empty: as ``like`` does.
     """
-    return _Open(
+    return io.TextIOWrapper(
         io.BufferedWriter(_Whole(number)),
         encoding=getattr(like, "encoding", None),
-        errors=errors or getattr(like, "errors", None),
+        errors=getattr(like, "errors", None),
         line_buffering=number == STDERR or os.isatty(number),
     )
 

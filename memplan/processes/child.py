@@ -5,8 +5,7 @@ pipe closes, and the child removes the parent's scratch folders and ends as well
 
     python -m memplan.processes.child FOLDERS MODULE ARGUMENT...
 
-is the child: it calls ``main(ARGUMENT...)`` of MODULE; FOLDERS is a JSON list of paths. Where it
-is to have a stdin, a number before FOLDERS says under which one that was opened.
+is the child: it calls ``main(ARGUMENT...)`` of MODULE; FOLDERS is a JSON list of paths.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ def started(
     *arguments: str,
     environment: Mapping[str, str] | None = None,
     output: int = subprocess.PIPE,
-    foreign: bool = False,
 ) -> Iterator[subprocess.Popen[str]]:
     """A child that runs ``main(*arguments)`` of a module, and ends when this process does.
 
@@ -41,32 +39,28 @@ def started(
         arguments: texts.
         environment: variables that the child gets besides those of this process.
         output: where its stdout and stderr go, as :class:`subprocess.Popen` takes it.
-        foreign: it runs code of the user's, which finds stdin and environment as they are here.
 
     Raises:
         OSError: no process can be started.
     """
     # No import from the current directory: "-m" would run a numpy.py that lies beside a model.
     command = [sys.executable, "-P", "-m", "memplan.processes.child"]
-    own = {} if foreign else {"PYTHONSAFEPATH": "1", "PYTHONWARNINGS": "ignore"}
-    stdin = [os.dup(0)] if foreign and sys.platform != "win32" else []
+    own = {"PYTHONSAFEPATH": "1", "PYTHONWARNINGS": "ignore"}
     reader, writer = os.pipe()
     try:
         process = subprocess.Popen(
-            [*command, *map(str, stdin), json.dumps(open_folders()), module, *arguments],
+            [*command, json.dumps(open_folders()), module, *arguments],
             stdin=reader,
             stdout=output,
             stderr=output,
             text=True,
             env={**os.environ, **own, **(environment or {})},
-            pass_fds=stdin,
         )
     except BaseException:
         os.close(writer)
         raise
     finally:
-        for number in (reader, *stdin):
-            os.close(number)
+        os.close(reader)
     try:
         with process:
             try:
@@ -78,12 +72,12 @@ def started(
         os.close(writer)
 
 
-def _follow_parent(folders: Sequence[str], pipe: int) -> None:
-    """End this process, and remove the folders, when the other end of ``pipe`` closes."""
+def _follow_parent(folders: Sequence[str]) -> None:
+    """End this process, and remove the folders, when the other end of stdin closes."""
 
     def follow() -> None:
         # Not through sys.stdin, whose lock would be held.
-        while os.read(pipe, 4096):
+        while os.read(0, 4096):
             pass
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
@@ -94,14 +88,8 @@ def _follow_parent(folders: Sequence[str], pipe: int) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Follow the parent, and run what it asks for."""
-    pipe = 0
-    if arguments[0].isdecimal():
-        pipe, stdin = os.dup(0), int(arguments[0])
-        os.dup2(stdin, 0)
-        os.close(stdin)
-        arguments = arguments[1:]
     folders, module, *rest = arguments
-    _follow_parent(json.loads(folders), pipe)
+    _follow_parent(json.loads(folders))
     return int(import_module(module).main(*rest) or 0)
 
 

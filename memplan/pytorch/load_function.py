@@ -1,17 +1,22 @@
-"""``FILE.py:FUNCTION``: the user's function, imported and called."""
+"""``FILE.py:FUNCTION``: the user's function, imported and called.
+
+Its code runs in this process: what it sets in PyTorch holds while its step runs, and is as it was
+before afterwards (:func:`users_code`)."""
 
 from __future__ import annotations
 
 import importlib.util
+import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from memplan.errors import UsageError
-from memplan.pytorch.foreign import modes, raised, their_turn
+from memplan.errors import MemplanError, UsageError
 
+_LONGEST = 400
 _FORM = "as in train.py:make_step; the function takes nothing and returns model, loss and batch"
 
 
@@ -30,28 +35,70 @@ def split_target(target: str) -> tuple[Path, str]:
     return path, name
 
 
+@contextmanager
+def users_code(path: Path) -> Iterator[None]:
+    """Inside, code of the file ``path`` runs every now and then. Behind it PyTorch's defaults,
+    random numbers and the import path are as they were.
+
+    Raises:
+        UsageError: it raises what nobody handles: it exits, say.
+    """
+    import torch
+
+    from memplan.pytorch.torch_defaults import defaults, defaults_now
+
+    drawn, numbers, folders = torch.get_rng_state(), random.getstate(), list(sys.path)
+    try:
+        with defaults(defaults_now()), torch.set_grad_enabled(torch.is_grad_enabled()):
+            yield
+    except MemplanError:
+        raise
+    except BaseException as error:
+        where = _line_below(path.resolve().parent, error)
+        if type(error) is KeyboardInterrupt or (isinstance(error, Exception) and not where):
+            raise
+        raise _raised(where or str(path), error) from error
+    finally:
+        torch.set_rng_state(drawn)
+        random.setstate(numbers)
+        sys.path[:] = folders
+
+
+def _line_below(folder: Path, error: BaseException) -> str:
+    """The innermost line of a traceback that lies below ``folder``, or nothing."""
+    from memplan.pytorch.places import is_users, place
+
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if is_users(file) and Path(file).is_relative_to(folder):
+            found = place(file, trace.tb_lineno)
+        trace = trace.tb_next
+    return found
+
+
 def returned_by(path: Path, name: str) -> object:
     """Run the file, as a module of its own, and what its function returns.
 
-    Its folder is on the import path meanwhile, as it is where Python runs the file; when the step
-    runs later, behind all others.
+    Its folder is on the import path meanwhile, as it is where Python runs the file; for what the
+    step imports later it stays there, behind all others.
 
     Raises:
         UsageError: the file or the function raises, there is no such function, or it leaves a mode
             of PyTorch entered.
     """
     file = path.resolve()
-    folder, before, known = str(file.parent), modes(), set(sys.modules)
-    with their_turn(first=True):
-        sys.path.insert(0, folder)
-        sys.argv = [str(file)]
-        try:
-            found = _called(_function(path, name), f"{name}() in {path}")
-            left = [what for what, count in modes().items() if count > before.get(what, 0)]
-        finally:
-            if folder in sys.path:
-                sys.path.remove(folder)
-            sys.path.append(folder)
+    folder, before, known, arguments = str(file.parent), _modes(), set(sys.modules), sys.argv
+    sys.path.insert(0, folder)
+    sys.argv = [str(file)]
+    try:
+        found = _called(_function(path, name), f"{name}() in {path}")
+        left = [what for what, count in _modes().items() if count > before.get(what, 0)]
+    finally:
+        sys.argv = arguments
+        if folder in sys.path:
+            sys.path.remove(folder)
+        sys.path.append(folder)
     _forget_shadows(known, file.parent)
     if left:
         raise UsageError(
@@ -67,7 +114,36 @@ def _called(function: Callable[[], Any], what: str) -> Any:
     except BaseException as error:
         if type(error) is KeyboardInterrupt:
             raise
-        raise raised(what, error) from error
+        raise _raised(what, error) from error
+
+
+def _raised(where: str, error: BaseException) -> UsageError:
+    """What the user's code raised, in one line."""
+    try:
+        said = next(iter(str(error).splitlines()), "")[:_LONGEST]
+    except BaseException:  # that text is the user's code, too
+        said = ""
+    return UsageError(
+        f"{where} raises {type(error).__name__}{f': {said}' if said else ''}",
+        "-vv shows where; the code is yours",
+    )
+
+
+def _modes() -> dict[str, int]:
+    """How many modes of PyTorch are entered, by what they are called."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return {}
+    from torch.overrides import _get_current_function_mode_stack
+
+    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    functions = [mode for mode in _get_current_function_mode_stack() if mode is not default]
+    return {
+        "torch.inference_mode": int(torch.is_inference_mode_enabled()),
+        "torch.autocast": sum(map(torch.is_autocast_enabled, ("cpu", "cuda"))),
+        "a mode (torch.device, TorchFunctionMode)": len(functions),
+        "a TorchDispatchMode": torch._C._len_torch_dispatch_stack(),
+    }
 
 
 def _forget_shadows(known: set[str], folder: Path) -> None:

@@ -12,8 +12,8 @@ from torch.nn import functional
 from torch.nn.parameter import is_lazy
 
 from memplan.errors import UsageError
-from memplan.pytorch.foreign import their_turn
 from memplan.pytorch.spelled import replacing
+from memplan.pytorch.torch_defaults import defaults, defaults_now
 from memplan.pytorch.torch_step import TorchStep, parameter_names, takes_whole
 
 MODEL = "model"
@@ -52,11 +52,12 @@ class StepModule(nn.Module):
         if isinstance(criterion, nn.Module):
             self.loss = criterion
         self.call = call
+        self.defaults = defaults_now()
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """The loss as a scalar."""
         before = dict(self.named_buffers(remove_duplicate=False))
-        with replacing() as traced, their_turn():
+        with replacing() as traced, defaults(self.defaults):
             result = self.call(**batch)
             loss, metrics = loss_of(result), metrics_of(result)
         if traced:

@@ -21,9 +21,8 @@ from memplan.proto.edit import copied
 from memplan.proto.paths import as_output
 from memplan.proto.weights import data_file
 from memplan.proto.write import check_target
-from memplan.pytorch.foreign import foreign_code
 from memplan.pytorch.installed_torch import named_in_failures, require_torch, torch_notes
-from memplan.pytorch.load_function import returned_by, split_target
+from memplan.pytorch.load_function import returned_by, split_target, users_code
 from memplan.pytorch.torch_step import TorchStep, as_step
 from memplan.units import counted, format_bytes
 
@@ -123,8 +122,8 @@ def capture(
     # What the step changes to another folder for must not move the output.
     written = None if target is None else Path(os.path.abspath(target))
     wanted = _Wanted(via, check, weights, written, counter)
-    foreign = foreign_code(split_target(step)[0]) if isinstance(step, str) else nullcontext()
-    with named_in_failures("capture"), foreign:
+    from_file = users_code(split_target(step)[0]) if isinstance(step, str) else nullcontext()
+    with named_in_failures("capture"), from_file:
         found, source = _step(step, changes)
         return _captured(found, source, wanted, force, target, progress)
 
@@ -139,6 +138,7 @@ def _captured(
 ) -> Capture:
     """``shown``: the output as it was asked for, which the step may have moved away from."""
     from memplan.pytorch.reading import read_step
+    from memplan.pytorch.torch_defaults import PLAIN, defaults
 
     say = progress or _say_nothing
     say("exporting")
@@ -147,7 +147,8 @@ def _captured(
     if target is not None and beside:
         check_target(data_file(target), force)
     try:
-        taken, tried = _taken(reading, wanted, say)
+        with defaults(PLAIN):
+            taken, tried = _taken(reading, wanted, say)
     finally:
         reading.state.put_back()
     say("writing")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from memplan_cli import apart
 from memplan_cli.capture import _dynamic
 from memplan_cli.main import main
 
@@ -17,7 +15,6 @@ def test_without_torch_it_says_what_to_install(
 ) -> None:
     from memplan.pytorch import installed_torch
 
-    monkeypatch.setattr(apart, "_inside", [os.getpid()])
     monkeypatch.setattr(installed_torch, "find_spec", lambda name: None)
     source = tmp_path / "train.py"
     source.write_text("raise SystemExit")

@@ -65,7 +65,7 @@ def compared(files: Sequence[Path], asked: argparse.Namespace) -> dict[str, Any]
     from memplan.training.synthetic import synthetic_batches
 
     trainers = [memplan.Trainer(file, threads=asked.threads, seed=0) for file in files]
-    batches = synthetic_batches(trainers[0].file, {}, seed=0)
+    batches = synthetic_batches(trainers[0].file, seed=0)
     seconds: list[list[float]] = [[] for _ in files]
     for number in range(WARM + asked.steps):
         batch = {name: array[number % len(array)] for name, array in batches.items()}

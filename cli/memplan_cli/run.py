@@ -37,18 +37,17 @@ _LARGE = 1 << 30
     help="Read samples from this .npz file, one array per batch input.  [default: random numbers]",
 )
 @click.option(
+    "--ready-batches",
+    is_flag=True,
+    help="The first axis of the arrays in --data is that of whole batches, not of samples.",
+)
+@click.option(
     "--steps",
     type=click.IntRange(min=1),
     metavar="N",
     default=100,
     show_default=True,
     help="Stop after step N; steps before --resume count.",
-)
-@click.option(
-    "--batch",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Samples per batch.  [default: as in MODEL]",
 )
 @click.option(
     "--lr", type=float, metavar="X", callback=finite, help="Learning rate.  [default: as in MODEL]"
@@ -63,10 +62,8 @@ _LARGE = 1 << 30
 )
 @click.option(
     "--init",
-    multiple=True,
     metavar="HOW",
-    help="random: fill parameters that have no value with random numbers; GLOB=NUMBER: fill this "
-    "state with a number. Repeatable.",
+    help="random: fill parameters that have no value with random numbers.",
 )
 @dim_option()
 @provider_option("Where to run; auto is as recorded in MODEL, else the CPU.", auto=True)
@@ -95,23 +92,10 @@ _LARGE = 1 << 30
     help="Threads per operator; 0 lets the runtime choose.",
 )
 @click.option(
-    "--spin/--no-spin",
-    default=True,
-    show_default=True,
-    help="Keep idle threads spinning, which is faster; --no-spin lets them sleep, for shared "
-    "machines.",
-)
-@click.option(
     "--shuffle/--no-shuffle",
     default=True,
     show_default=True,
     help="Shuffle the samples anew in every epoch.",
-)
-@click.option(
-    "--guard/--no-guard",
-    default=True,
-    show_default=True,
-    help="Leave the weights unchanged when the loss is NaN or infinite.",
 )
 @click.option("--log", type=PATH, help="Write one row per step to this .csv or .jsonl file.")
 @click.option("--checkpoint", type=PATH, help="Save the state to this file at the end.")
@@ -123,12 +107,15 @@ _LARGE = 1 << 30
 )
 @click.option("--resume", is_flag=True, help="Continue from the --checkpoint file, if it exists.")
 @click.option(
-    "--export-forward", type=PATH, help="Write the trained forward part to this .onnx file."
+    "--export-forward",
+    type=PATH,
+    help="Write --forward with the trained values to this .onnx file.",
 )
 @click.option(
-    "--measure",
-    is_flag=True,
-    help="Measure the peak memory of every step (with the runtime's profiler).",
+    "--forward",
+    type=PATH,
+    help="The model to export: what grad was given, or the network in evaluation, with parameters "
+    "of the same names.",
 )
 @report_options()
 def command(model: Path, dims: tuple[str, ...], report: Report, **options: Any) -> int:
@@ -141,7 +128,7 @@ def command(model: Path, dims: tuple[str, ...], report: Report, **options: Any) 
     from memplan.training.train import TrainOptions, run
 
     asked = TrainOptions(**options)
-    report.guard(model, asked.data, asked.weights_file, others=asked.outputs)
+    report.guard(model, asked.data, asked.weights_file, asked.forward, others=asked.outputs)
     with noted_signals() as noted, training_progress(report) as show:
         result = run(
             model,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from memplan.proto.metadata import set_metadata
 from memplan.proto.names import NameAuthority, defined_names
 from memplan.training.batches import Batch
 from memplan.training.checkpoint import Progress, Wanted
-from memplan.training.export import export_forward
+from memplan.training.initial import Init
 from memplan.training.kept import Kept
 from memplan.training.knobs import Rate
 from memplan.training.step_file import StepFile, read_step
@@ -73,7 +72,7 @@ class AccumulatingTrainer(Kept[int]):
         update: Model,
         weights: Weights | None = None,
         *,
-        init: Any = None,
+        init: Init = None,
         lr: Rate | None = None,
         provider: str | None = None,
         threads: int = 0,
@@ -81,7 +80,7 @@ class AccumulatingTrainer(Kept[int]):
     ) -> None:
         first, second = read_step(step, dims), read_step(update)
         self._sums = _sums(first, second)
-        self._claims = tuple(dict.fromkeys((*first.contract.notes, *second.contract.notes)))
+        self.notes = tuple(dict.fromkeys((*first.contract.notes, *second.contract.notes)))
         shared: dict[str, Any] = {"provider": provider, "threads": threads}
         self._gradients = Trainer(
             _summing(first, self._sums), weights, init=init, dims=dims, **shared
@@ -100,7 +99,6 @@ class AccumulatingTrainer(Kept[int]):
         }
         taken = {slot.name: slot.default for slot in second.named(Role.HYPERPARAMETER)}
         self._scales, self._fixed = _SCALE in taken, taken.get(LOSS_SCALE)
-        self._file = first.without_values()
         self._model_files = (*first.files, *second.files)
 
     def _share(self) -> None:
@@ -123,11 +121,6 @@ class AccumulatingTrainer(Kept[int]):
     @lr.setter
     def lr(self, value: Rate) -> None:
         self._update.lr = value
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What is odd about the two files."""
-        return self._claims
 
     @property
     def trainers(self) -> tuple[Trainer, Trainer]:
@@ -215,18 +208,6 @@ class AccumulatingTrainer(Kept[int]):
 
     def adopt(self, about: Progress) -> None:
         self._update.adopt(about)
-
-    def export_forward(
-        self, path: PathLike[str] | str, outputs: Sequence[str] = (), *, force: bool = False
-    ) -> list[str]:
-        """Write the forward part with its trained weights, as of ``Trainer``.
-
-        Raises:
-            UsageError, ModelError: see there.
-        """
-        return list(
-            export_forward(self._file, self.state_dict(), path, outputs, force=force).outputs
-        )
 
 
 def _sums(step: StepFile, update: StepFile) -> dict[str, str]:

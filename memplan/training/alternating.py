@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Container, Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
 from os import PathLike
 from typing import Any
 
@@ -87,12 +86,11 @@ class AlternatingTrainer(Kept[dict[str, int]]):
         if resume is not None:
             given, about = load_checkpoint(resume, wanted)
         _require_known(files, given, wanted.state)
-        _require_named(files, init)
         rates = lr if isinstance(lr, Mapping) else dict.fromkeys(files, lr)
         for name in rates:
             _require_step(name, files)
         settings: dict[str, Any] = {"provider": provider, "threads": threads, "seed": seed}
-        settings |= {"in_place": in_place, "guard": guard}
+        settings |= {"init": init, "in_place": in_place, "guard": guard}
         self._trainers: dict[str, Trainer] = {}
         self._keys = {
             name: {_key(name, slot): slot.name for slot in file.state}
@@ -102,9 +100,7 @@ class AlternatingTrainer(Kept[dict[str, int]]):
         for name, file in files.items():
             first = {n: given[k] for k, n in self._keys[name].items() if k in given}
             first |= self._shared_values(name, file, first)
-            self._trainers[name] = Trainer(
-                file, first, init=_rules(file, init), lr=rates.get(name), **settings
-            )
+            self._trainers[name] = Trainer(file, first, lr=rates.get(name), **settings)
         self._share()
         self._parts = {name: one.memory for name, one in self._trainers.items()}
         self.notes += tuple(
@@ -277,24 +273,6 @@ def _require_known(
     for key in given:
         if key not in state and not is_ignored(key):
             raise no_state_of(files.values(), key)
-
-
-def _require_named(files: Mapping[str, StepFile], init: Init) -> None:
-    for glob in init if isinstance(init, Mapping) else ():
-        if not any(_rules(file, {glob: 0}) for file in files.values()):
-            raise UsageError(f"init: '{glob}' names no state of any step")
-
-
-def _rules(file: StepFile, init: Init) -> Init:
-    """What of ``init`` names state of one step."""
-    if not isinstance(init, Mapping):
-        return init
-    names = [slot.name for slot in file.state]
-    return {
-        glob: value
-        for glob, value in init.items()
-        if any(fnmatchcase(name, glob) for name in names)
-    }
 
 
 def _require_fitting(files: Mapping[str, StepFile]) -> None:

@@ -81,9 +81,8 @@ def _has_shape(slot: Slot, shape: tuple[int, ...], sizes: dict[str, tuple[int, s
 class Batches:
     """Batches cut from the first axis of arrays, epoch after epoch without end.
 
-    An array may hold samples (its other axes are those of a sample), whole batches, or one value
-    for all steps (exactly what the input takes). Samples that fill no batch at the end of an epoch
-    are left out. With ``shuffle``, each epoch has its own order, from ``seed`` and its number.
+    Samples that fill no batch at the end of an epoch are left out. With ``shuffle``, each epoch has
+    its own order, from ``seed`` and its number.
 
     Args:
         slots: the inputs that make up a batch.
@@ -91,6 +90,7 @@ class Batches:
         size: samples per batch, where the step leaves it open.
         shuffle: whether samples change places.
         seed: of the order.
+        ready_batches: whether the first axis is that of whole batches, not of samples.
 
     Raises:
         UsageError: names, types or shapes do not fit, or there is not one whole batch.
@@ -104,73 +104,63 @@ class Batches:
         size: int | None = None,
         shuffle: bool = True,
         seed: int = 0,
+        ready_batches: bool = False,
     ) -> None:
-        self.seed, self.shuffle = seed, shuffle
-        self._samples: dict[str, Array] = {}
-        self._ready: dict[str, Array] = {}
-        self._fixed: dict[str, Array] = {}
-        self._orders: dict[tuple[int, int, int], npt.NDArray[np.int64]] = {}
+        self.seed, self.shuffle, self._ready = seed, shuffle, ready_batches
         wanted = {slot.name: slot for slot in slots}
-        _no_others(arrays, wanted)
-        kinds = {"samples": self._samples, "batches": self._ready, "value": self._fixed}
-        for name, given in arrays.items():
-            array = restored(np.asarray(given))
-            kinds[_kind(wanted[name], Header(array.shape, array.dtype))][name] = array
+        self._arrays = {name: restored(np.asarray(given)) for name, given in arrays.items()}
+        headers = {n: Header(array.shape, array.dtype) for n, array in self._arrays.items()}
+        _require_fitting(headers, wanted, ready_batches)
         missing = [s.name for s in slots if s.name not in arrays and s.default is None]
         if missing:
             raise UsageError(f"the data has no '{missing[0]}'", f"it takes {_names(wanted)}")
-        self._find_fixed(wanted)
-        self.samples = _one_length(self._samples, "samples")
+        what = "batches" if ready_batches else "samples"
+        self._length = _one_length(self._arrays, what)
         self.size = self._batch_size(wanted, size)
-        ready = _one_length(self._ready, "batches")
-        counts = [ready] if ready is not None else []
-        if self.samples is not None:
-            counts.append(self.samples // self.size)
-        if len(set(counts)) > 1:
-            raise UsageError(f"the data has {counts[0]} batches and samples for {counts[1]}")
-        self.count = counts[0] if counts else 1
+        self.count = self._length // self.size
         if not self.count:
-            raise UsageError(f"the data has {self.samples} samples, and a batch takes {self.size}")
+            takes = "" if ready_batches else f", and a batch takes {self.size}"
+            raise UsageError(f"the data has {self._length} {what}{takes}")
         self.epoch, self.index = 0, 0
+        self._order: tuple[int, npt.NDArray[np.int64]] | None = None
 
-    def _find_fixed(self, wanted: Mapping[str, Slot]) -> None:
-        """Where arrays of samples differ in length, one that is what the input takes is a value for
-        all steps."""
-        if len({len(array) for array in self._samples.values()}) > 1:
-            for name, array in list(self._samples.items()):
-                if array.shape == wanted[name].shape:
-                    self._fixed[name] = self._samples.pop(name)
+    @property
+    def samples(self) -> int | None:
+        """How many samples there are; None of ready batches."""
+        return None if self._ready or not self._arrays else self._length
 
     def _batch_size(self, wanted: Mapping[str, Slot], size: int | None) -> int:
-        stated = {
-            wanted[name].shape[0]
-            for name in self._samples
-            if isinstance(wanted[name].shape[0], int)
-        }
-        sizes = {int(s) for s in stated}
+        if self._ready and size is not None:
+            raise UsageError(f"batch={size}: ready batches are not cut", "leave out batch")
+        if self._ready or not self._arrays:
+            return 1
+        firsts = [wanted[name].shape[0] for name in self._arrays]
+        sizes = sorted({first for first in firsts if isinstance(first, int)})
         if len(sizes) > 1:
-            raise UsageError(f"the inputs of a batch have {sorted(sizes)} samples")
-        found = next(iter(sizes), None)
+            raise UsageError(
+                f"the inputs of a batch have {sizes} samples",
+                "give whole batches: ready_batches=True, or --ready-batches",
+            )
+        found = sizes[0] if sizes else None
         if size is not None and found is not None and size != found:
             raise UsageError(f"a batch of {size} samples, but the step takes {found}")
         result = size if size is not None else found
-        if result is None and self._samples:
+        if result is None:
             raise UsageError(
-                "the step leaves the size of a batch open", "give it: batch=N, --batch N"
+                f"the step leaves the size of a batch open: '{firsts[0]}'",
+                f"give it: batch=N, or --dim {firsts[0]}=N",
             )
-        return result or 1
+        return result
 
     def __iter__(self) -> Iterator[dict[str, Array]]:
         return self
 
     def __next__(self) -> dict[str, Array]:
         """The next batch."""
-        order = self._order()
+        order = self._present_order()
         rows = order[self.index * self.size : (self.index + 1) * self.size]
-        place = self._place()
-        batch = {name: array[rows] for name, array in self._samples.items()}
-        batch |= {name: array[place] for name, array in self._ready.items()}
-        batch |= self._fixed
+        at = int(rows[0]) if self._ready else rows
+        batch = {name: array[at] for name, array in self._arrays.items()}
         self.index += 1
         if self.index == self.count:
             self.epoch, self.index = self.epoch + 1, 0
@@ -183,23 +173,15 @@ class Batches:
         epoch, index = divmod(max(at, 0), self.count)
         return f"batch {index + 1} of epoch {epoch + 1}"
 
-    def _order(self) -> npt.NDArray[np.int64]:
-        """The samples of the present epoch in their order."""
-        return self._permuted(self.samples or 0, 0)
-
-    def _place(self) -> int:
-        """The place of the next ready batch."""
-        return int(self._permuted(self.count, 1)[self.index])
-
-    def _permuted(self, length: int, stream: int) -> npt.NDArray[np.int64]:
-        key = (self.epoch, length, stream)
-        if key not in self._orders:
-            order = np.arange(length)
+    def _present_order(self) -> npt.NDArray[np.int64]:
+        """The samples or batches of the present epoch in their order."""
+        if self._order is None or self._order[0] != self.epoch:
+            order = np.arange(self._length)
             if self.shuffle:
+                stream = int(self._ready)  # checkpoints of earlier versions go on in their order
                 np.random.default_rng([self.seed, self.epoch, stream]).shuffle(order)
-            kept = {k: held for k, held in self._orders.items() if k[0] == self.epoch}
-            self._orders = {**kept, key: order}
-        return self._orders[key]
+            self._order = self.epoch, order
+        return self._order[1]
 
     def state(self) -> dict[str, Any]:
         """What :meth:`restore` needs to go on with the very next batch."""
@@ -235,6 +217,7 @@ def batches_of(
     size: int | None,
     shuffle: bool,
     seed: int,
+    ready_batches: bool,
 ) -> Iterable[Batch]:
     """Batches as they are; arrays by name, and a file of them, as :class:`Batches`.
 
@@ -242,13 +225,17 @@ def batches_of(
         UsageError: the data does not fit.
     """
     if isinstance(data, str | PathLike):
-        data = load_data(data, slots)
+        data = load_data(data, slots, ready_batches)
     if isinstance(data, Mapping):
-        return Batches(slots, data, size=size, shuffle=shuffle, seed=seed)
+        return Batches(
+            slots, data, size=size, shuffle=shuffle, seed=seed, ready_batches=ready_batches
+        )
     return data
 
 
-def load_data(path: PathLike[str] | str, slots: Sequence[Slot] | None = None) -> dict[str, Array]:
+def load_data(
+    path: PathLike[str] | str, slots: Sequence[Slot], ready_batches: bool = False
+) -> dict[str, Array]:
     """The arrays of an ``.npz`` file, which are read if ``slots``, the inputs that make up a batch,
     can take them by their headers.
 
@@ -259,11 +246,7 @@ def load_data(path: PathLike[str] | str, slots: Sequence[Slot] | None = None) ->
     file = Path(path)
 
     def choose(headers: Mapping[str, Header]) -> list[str]:
-        if slots is not None:
-            wanted = {slot.name: slot for slot in slots}
-            _no_others(headers, wanted)
-            for name, header in headers.items():
-                _kind(wanted[name], header)
+        _require_fitting(headers, {slot.name: slot for slot in slots}, ready_batches)
         nbytes = sum(header.nbytes for header in headers.values())
         require_room(nbytes, f"the arrays in {file}", "give fewer samples at a time")
         return list(headers)
@@ -272,45 +255,48 @@ def load_data(path: PathLike[str] | str, slots: Sequence[Slot] | None = None) ->
         return load_arrays(file, choose)
 
 
-def _kind(slot: Slot, header: Header) -> str:
-    """Whether an array is of ``samples``, of whole ``batches``, or a ``value`` for all steps: its
-    shape says so.
+def _require_fitting(
+    headers: Mapping[str, Header], wanted: Mapping[str, Slot], ready_batches: bool
+) -> None:
+    """Refuse arrays of which the inputs take no samples, or no whole batches.
 
     Raises:
-        UsageError: it is of another type, or none of them.
+        UsageError: one has another name, type or shape.
     """
-    shape, dtype = header.shape, header.dtype
-    if dtype != slot.dtype:
-        raise UsageError(f"'{slot.name}' of the data is {dtype}, the step wants {slot.dtype}")
-    if len(shape) == len(slot.shape) + 1 and _like(shape[1:], slot.shape):
-        return "batches"
-    if slot.shape and len(shape) == len(slot.shape) and _like(shape, ("", *slot.shape[1:])):
-        return "samples"
-    if not slot.shape and not shape:
-        return "value"
-    raise UsageError(
-        f"'{slot.name}' of the data is {dtype}{list(shape)}, the step wants {slot.words}",
-        "the first axis of data is that of the samples",
-    )
-
-
-def _one_length(arrays: Mapping[str, Array], what: str) -> int | None:
-    """The common length of the first axes."""
-    lengths = sorted((len(array), name) for name, array in arrays.items())
-    if lengths and lengths[0][0] != lengths[-1][0]:
-        (low, first), (high, last) = lengths[0], lengths[-1]
-        raise UsageError(f"the data has {low} {what} of '{first}' and {high} of '{last}'")
-    return lengths[0][0] if lengths else None
-
-
-def _no_others(arrays: Mapping[str, Any], wanted: Mapping[str, Slot]) -> None:
-    unknown = sorted(name for name in arrays if name not in wanted)
+    unknown = sorted(name for name in headers if name not in wanted)
     if unknown:
         near = get_close_matches(unknown[0], wanted, 3)
         raise UsageError(
             f"the data has an array '{unknown[0]}', which is not a batch input",
             f"near matches: {', '.join(near)}" if near else f"batch inputs: {_names(wanted)}",
         )
+    for name, header in headers.items():
+        slot, shape = wanted[name], header.shape
+        if header.dtype != slot.dtype:
+            raise UsageError(f"'{name}' of the data is {header.dtype}, the step wants {slot.dtype}")
+        is_ready = len(shape) == len(slot.shape) + 1 and _like(shape[1:], slot.shape)
+        if ready_batches and is_ready:
+            continue
+        if not ready_batches and slot.shape and _like(shape, ("", *slot.shape[1:])):
+            continue
+        hint = "the first axis of data is that of the samples"
+        if ready_batches:
+            hint = "with ready batches, the first axis of data is that of the batches"
+        elif is_ready or not slot.shape:
+            hint = "whole batches: ready_batches=True, or --ready-batches"
+        raise UsageError(
+            f"'{name}' of the data is {header.dtype}{list(shape)}, the step wants {slot.words}",
+            hint,
+        )
+
+
+def _one_length(arrays: Mapping[str, Array], what: str) -> int:
+    """The common length of the first axes; 1 if there are no arrays."""
+    lengths = sorted((len(array), name) for name, array in arrays.items())
+    if lengths and lengths[0][0] != lengths[-1][0]:
+        (low, first), (high, last) = lengths[0], lengths[-1]
+        raise UsageError(f"the data has {low} {what} of '{first}' and {high} of '{last}'")
+    return lengths[0][0] if lengths else 1
 
 
 def _like(shape: Sequence[int], wanted: Sequence[int | str]) -> bool:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memplan.errors import TrainingError
+from memplan.errors import TrainingError, UsageError
+from memplan.proto.paths import file_problem
 from memplan.runtime.archive import BFLOAT16, load_arrays
 
 Array = npt.NDArray[Any]
@@ -27,13 +28,19 @@ def keep_finite(file: Path, state: Mapping[str, Array], steps: int, about: str) 
 
     Raises:
         TrainingError: it would be lost.
+        UsageError: whether it would be cannot be read.
     """
     wrong = {name: kinds for name, value in state.items() if (kinds := _not_finite(value))}
     if not wrong or not file.is_file():
         return
     try:
-        held = load_arrays(file)
-        kept = json.loads(str(held.pop(about)))["steps"]
+        held = load_arrays(file, lambda headers: [n for n in (about, *wrong) if n in headers])
+        kept = json.loads(str(held[about]))["steps"]
+    except OSError as error:  # it may be one to go on from
+        raise UsageError(
+            f"{file} cannot be read: {file_problem(error)}",
+            "the state is not finite, and that of the file may be: save to another file",
+        ) from None
     except Exception:  # nothing to go on from
         return
     for name, kinds in wrong.items():

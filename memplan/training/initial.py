@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from os import PathLike
 from typing import Any
 
@@ -23,7 +22,7 @@ from memplan.training.trained_weights import Weights, read_weights
 from memplan.units import counted, listed
 
 Array = npt.NDArray[Any]
-Init = str | Mapping[str, Any] | None
+Init = str | None
 
 RANDOM = "random"
 _SHOWN = 4
@@ -80,31 +79,33 @@ def initial_state(
     Args:
         step: the step.
         weights: values by name, before all others.
-        init: ``random`` for parameters without a value; or glob → number, array or ``random``.
+        init: ``random`` for parameters without a value.
         seed: of random values.
 
     Raises:
         UsageError: a parameter has no value; a value fits no input, or not its type and shape; or
-            ``init`` names nothing.
+            ``init`` is something else.
     """
     given = _known(step, weights or {})
-    rules = _rules(step, init)
+    if init not in (None, RANDOM):
+        raise UsageError(
+            f"init is {init!s:.40}: expected '{RANDOM}'",
+            "values by name: weights={NAME: array}, or --weights-file FILE",
+        )
     values: dict[str, Array] = {}
     missing: list[str] = []
     following: list[Slot] = []
     by_rule: dict[str, list[str]] = {}
     for slot in step.state:
-        rule = _rule_for(slot, rules, init)
         if slot.name in given:
             values[slot.name] = fitting(slot, given[slot.name])
-        elif rule is not None:
-            values[slot.name] = _of_rule(slot, rule, seed)
-            if rule is RANDOM:
-                by_rule.setdefault("random numbers", []).append(slot.name)
         elif slot.default is not None:
             values[slot.name] = slot.default
         elif slot.role is Role.AVERAGE and averaged_by(slot.name) in step.slots:
             following.append(slot)
+        elif slot.role in _WEIGHTS and init == RANDOM:
+            values[slot.name] = _random(slot, seed)
+            by_rule.setdefault("random numbers", []).append(slot.name)
         elif slot.role in _WEIGHTS:
             missing.append(slot.name)
         else:
@@ -162,34 +163,6 @@ def _known(step: StepFile, weights: Mapping[str, Any]) -> Mapping[str, Any]:
         f"there is a value for '{unknown[0]}', which is not state of this step{more}",
         f"near matches: {', '.join(near)}" if near else f"state: {_some(names)}",
     )
-
-
-def _rules(step: StepFile, init: Init) -> list[tuple[str, Any]]:
-    if init is None:
-        return []
-    if isinstance(init, str):
-        if init != RANDOM:
-            raise UsageError(f"init='{init}'", "it is 'random', or a mapping of globs to values")
-        return [("*", RANDOM)]
-    for glob in init:
-        if not any(fnmatchcase(slot.name, glob) for slot in step.state):
-            raise UsageError(f"init: '{glob}' names no state of the step")
-    return list(init.items())
-
-
-def _rule_for(slot: Slot, rules: Sequence[tuple[str, Any]], init: Init) -> Any:
-    """What ``init`` says of an input; ``random`` alone speaks of parameters without a value."""
-    if init == RANDOM and (slot.role not in _WEIGHTS or slot.default is not None):
-        return None
-    return next((value for glob, value in rules if fnmatchcase(slot.name, glob)), None)
-
-
-def _of_rule(slot: Slot, rule: Any, seed: int) -> Array:
-    if isinstance(rule, str) and rule == RANDOM:
-        return _random(slot, seed)
-    if np.ndim(rule) == 0:
-        return _filled(slot, float(rule))
-    return fitting(slot, rule)
 
 
 def _random(slot: Slot, seed: int) -> Array:

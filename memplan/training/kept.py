@@ -14,9 +14,12 @@ from typing import Any, Generic, TypeVar
 
 import numpy.typing as npt
 
+from memplan.api.source import Model
 from memplan.errors import UsageError
+from memplan.ir.roles import SHARED
 from memplan.ir.stated import some
 from memplan.training.checkpoint import Progress, Wanted, load_checkpoint, save_checkpoint
+from memplan.training.forward_file import averaged, export_forward
 from memplan.training.initial import fitting
 from memplan.training.step_file import StepFile
 from memplan.training.step_memory import StepMemory
@@ -57,8 +60,10 @@ class Kept(ABC, Generic[Steps]):
 
     ``_parts`` are the steps, by a name of each; ``_keys``, by these names: the name that state has
     outside → its name in the step. State that several steps have in one place has one name.
+    ``notes``: what is odd about the files, those that were exported among them.
     """
 
+    notes: tuple[str, ...]
     _parts: dict[str, StepMemory]
     _keys: Mapping[str, Mapping[str, str]]
 
@@ -150,6 +155,36 @@ class Kept(ABC, Generic[Steps]):
             if name in memory.renewed
         }
         save_checkpoint(path, self.state_dict(), self._progress(), renewed, self._files)
+
+    def export_forward(
+        self,
+        path: PathLike[str] | str,
+        forward: Model,
+        *,
+        ema: bool = False,
+        force: bool = False,
+    ) -> tuple[str, ...]:
+        """Write a forward model with the trained values, by name, type and shape: what to say of
+        it, which goes into ``notes`` too.
+
+        Args:
+            path: the file.
+            forward: what ``grad`` was given, or the network in evaluation, with the same names.
+            ema: with the moving averages of the weights (``X.ema``) in place of these.
+            force: replace a file that is there.
+
+        Raises:
+            UsageError: the file cannot be written, ``forward`` does not belong to the step, or the
+                step keeps no averages.
+            ModelError: ``forward`` cannot be read, or the file would have more than 2 GiB.
+        """
+        slots = [slot for slot in self._wanted.state.values() if slot.role in SHARED]
+        state = self.state_dict()
+        if ema:
+            state = averaged(slots, state)
+        said = export_forward(forward, slots, state, path, self._files, force=force)
+        self.notes = tuple(dict.fromkeys((*self.notes, *said)))
+        return said
 
     def resume(self, path: PathLike[str] | str) -> Steps:
         """Go on where a checkpoint was written; the number of steps.

@@ -15,31 +15,25 @@ from memplan.training.telling import StepReport
 from memplan.units import counted
 
 _FIELDS = ("step", "loss", "lr", "seconds")
-_SUFFIXES = (".csv", ".json", ".jsonl")
+_ROW_OF_JSON = '{"step": '
 
 
-def check_log(path: Path, *, resumes: bool, checkpoint: bool, force: bool) -> None:
-    """Fail early where :class:`TrainingLog` would.
+def check_log(path: Path, *, replaced: bool) -> None:
+    """Fail early where the file cannot be written, before any work.
 
     Args:
         path: the log.
-        resumes: whether the run may go on with what is there.
-        checkpoint: whether there is a state to go on from.
-        force: whether what is there may be replaced.
+        replaced: whether a file that is there may be gone on with, or replaced.
 
     Raises:
-        UsageError: the file cannot be written, its name says no format, or it is no log.
+        UsageError: it cannot, or its name says no format.
     """
-    if path.suffix not in _SUFFIXES:
-        raise UsageError(f"--log {path}: the name ends in none of {', '.join(_SUFFIXES)}")
-    check_output(path, force or resumes)
-    if resumes and not force and path.exists():
-        text = _text(path)
-        is_csv = path.suffix == ".csv"
-        if text and not text.startswith(",".join(_FIELDS) if is_csv else '{"step": '):
-            raise _foreign(path, 1)
-        if not checkpoint and text.count("\n") > is_csv:
-            raise _without_checkpoint(path)
+    if path.suffix not in (".csv", ".jsonl"):
+        raise UsageError(
+            f"--log {path}: the name ends in neither .csv nor .jsonl",
+            "a .csv file, or .jsonl for an object per line",
+        )
+    check_output(path, replaced)
 
 
 class TrainingLog:
@@ -49,7 +43,7 @@ class TrainingLog:
     :meth:`begin`: a run that is refused changes nothing.
 
     Args:
-        path: a ``.csv``, ``.json`` or ``.jsonl`` file (of the latter two, an object per line).
+        path: a ``.csv`` or ``.jsonl`` file (of the latter, an object per line).
         resumed: the step that a resumed run goes on behind; rows of later steps, and one that was
             cut off, are removed. None: a new run, with a new file.
         force: whether a new run may replace a file, and a resumed one what is no row of this log.
@@ -70,15 +64,14 @@ class TrainingLog:
         force: bool = False,
         metrics: Sequence[str] = (),
     ) -> None:
-        resumes = resumed is not None
-        check_log(path, resumes=resumes, checkpoint=bool(resumed), force=force)
+        check_log(path, replaced=force or resumed is not None)
         self.path = followed(path)
         self.notes: tuple[str, ...] = ()
         self._csv = path.suffix == ".csv"
         self._metrics = tuple(metrics)
         self._fields = (*_FIELDS, *self._metrics)
         self._head = _row(self._fields) if self._csv else ""
-        self._kept = self._rows_until(resumed or 0, force) if resumes and path.exists() else ""
+        self._kept = "" if resumed is None else self._rows_until(resumed, force)
         self._stream: IO[str] | None = None
 
     def begin(self) -> IO[str]:
@@ -96,34 +89,33 @@ class TrainingLog:
                 raise UsageError(f"{self.path} cannot be written: {error.strerror}") from None
         return self._stream
 
-    def _rows_until(self, step: int, force: bool) -> str:
-        """The rows of steps up to ``step`` that are whole, as they stand.
+    def _rows_until(self, last: int, force: bool) -> str:
+        """The rows of steps up to ``last`` that are whole, as they stand.
 
         Raises:
-            UsageError: something else is among them.
+            UsageError: something else is among them; or there are rows, but no step to go on from.
         """
-        text = _text(self.path, force)
-        ours = text.startswith(self._head)
-        if text and not ours and not force:
+        text = _text(self.path, force) if self.path.exists() else ""
+        if text and not text.startswith(self._head or _ROW_OF_JSON) and not force:
             raise _foreign(self.path, 1)
-        rows = []
-        lines = text[len(self._head) if ours else 0 :].split("\n")[:-1]  # what was cut off is last
-        for number, line in enumerate(lines, 1 + bool(self._head)):
-            found = self._step_of(line)
-            if found:
-                rows.append((found, line + "\n"))
-            elif not force:
+        rows: list[tuple[int, str]] = []
+        for number, line in enumerate(text.split("\n")[:-1], 1):  # what was cut off is last
+            if step := self._step_of(line):
+                rows.append((step, f"{line}\n"))
+            elif not force and (number > 1 or not self._csv):
                 raise _foreign(self.path, number)
-        self._note(step, [number for number, _ in rows])
-        return "".join(row for number, row in rows if number <= step)
-
-    def _note(self, step: int, steps: Sequence[int]) -> None:
-        later = sum(number > step for number in steps)
+        if rows and not last and not force:
+            raise UsageError(
+                f"{self.path} has rows, but there is no checkpoint to resume from",
+                "give the checkpoint that belongs to it, or --force to begin the log anew",
+            )
+        later = sum(step > last for step, _ in rows)
         if later:
-            rows = counted(later, "row")
-            self.notes += (f"{self.path}: {rows} of steps after {step} removed, to be taken again",)
-        elif steps and max(steps) < step:
-            self.notes += (f"{self.path} has no rows of steps {max(steps) + 1} to {step}",)
+            what = counted(later, "row")
+            self.notes = (f"{self.path}: {what} of steps after {last} removed, to be taken again",)
+        elif rows and max(rows)[0] < last:
+            self.notes = (f"{self.path} has no rows of steps {max(rows)[0] + 1} to {last}",)
+        return "".join(row for step, row in rows if step <= last)
 
     def _step_of(self, line: str) -> int:
         """The step of a row; 0 of what is none."""
@@ -162,7 +154,7 @@ class TrainingLog:
             self._stream.close()
 
 
-def _text(path: Path, force: bool = False) -> str:
+def _text(path: Path, force: bool) -> str:
     """What a log holds; with ``force``, also of a file that is not a text.
 
     Raises:
@@ -181,13 +173,6 @@ def _foreign(path: Path, line: int) -> UsageError:
     return UsageError(
         f"{path} is not a log of this step: line {line} is none of its rows",
         "give another name to --log, or --force to remove what is not a row",
-    )
-
-
-def _without_checkpoint(path: Path) -> UsageError:
-    return UsageError(
-        f"{path} has rows, but there is no checkpoint to resume from",
-        "give the checkpoint that belongs to it, or --force to begin the log anew",
     )
 
 

@@ -3,7 +3,6 @@ can learn them by heart."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +18,7 @@ BATCHES = 4
 _SCALE = 20  # generated floats are of scale 0.05
 
 
-def synthetic_batches(step: StepFile, sizes: Mapping[str, int], seed: int) -> dict[str, Array]:
+def synthetic_batches(step: StepFile, seed: int) -> dict[str, Array]:
     """Arrays by name, with :data:`BATCHES` batches along the first axis. Integers that index
     something are below the size of that; floats are normal.
 
@@ -28,13 +27,12 @@ def synthetic_batches(step: StepFile, sizes: Mapping[str, int], seed: int) -> di
         RuntimeUnavailableError: they do not fit into memory.
     """
     slots = [slot for slot in step.named(Role.BATCH) if slot.default is None]
-    sizes = {**step.dims, **sizes}
-    open_sizes = sorted({d for s in slots for d in s.shape if isinstance(d, str)} - set(sizes))
+    open_sizes = sorted({d for s in slots for d in s.shape if isinstance(d, str)})
     if open_sizes:
         raise UsageError(
             f"the step leaves the size '{open_sizes[0]}' open", f"--dim {open_sizes[0]}=SIZE"
         )
-    graph = opened_step(step.whole, step.path, sizes).graph
+    graph = opened_step(step.whole, step.path, step.dims).graph
     names = {slot.name for slot in slots}
     ids = tuple(index for index in graph.inputs if graph.tensors[index].name in names)
     nbytes = sum(graph.tensors[index].nbytes for index in ids)

@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from memplan.api.rewrite_options import settle
 from memplan.api.state_modes import parse_state
 from memplan.errors import MemplanError, TrainingError, UsageError
+from memplan.ir.roles import SHARED
 from memplan.processes.locks import kept
 from memplan.proto.paths import as_path
 from memplan.proto.write import check_output, followed, keep_apart
 from memplan.runtime.resident_set import GrowthMeter, ProcessGrowth
 from memplan.training.batches import Batches, load_data
-from memplan.training.initial import RANDOM
+from memplan.training.forward_file import check_forward
 from memplan.training.log import TrainingLog, check_log
 from memplan.training.step_file import read_step
 from memplan.training.synthetic import BATCHES, synthetic_batches
@@ -35,34 +35,33 @@ its answer is whether to go on."""
 class TrainOptions:
     """What ``run`` is asked for; its options are named after these fields.
 
-    ``steps`` is the number of the last step, those of a resumed run among them. ``batch``: samples
-    per batch. ``init`` are ``random`` or ``GLOB=VALUE``; ``hyper`` and ``state`` are ``NAME=VALUE``
-    and ``OUT=IN``. ``resume``: go on from ``checkpoint`` if it is there.
+    ``steps`` is the number of the last step, those of a resumed run among them. ``ready_batches``:
+    the first axis of ``data`` is that of whole batches. ``init`` may be ``random``; ``hyper`` and
+    ``state`` are ``NAME=VALUE`` and ``OUT=IN``. ``resume``: go on from ``checkpoint`` if it is
+    there. ``export_forward`` is ``forward`` with the trained values.
     """
 
     data: Path | None = None
+    ready_batches: bool = False
     steps: int = 100
-    batch: int | None = None
     lr: float | None = None
     hyper: tuple[str, ...] = ()
     weights_file: Path | None = None
-    init: tuple[str, ...] = ()
+    init: str | None = None
     state: tuple[str, ...] = ()
     provider: str = "auto"
     threads: int = 0
-    spin: bool = True
     seed: int = 0
     shuffle: bool = True
-    guard: bool = True
     log: Path | None = None
     checkpoint: Path | None = None
     checkpoint_every: int | None = None
     resume: bool = False
     export_forward: Path | None = None
-    measure: bool = False
+    forward: Path | None = None
 
     def __post_init__(self) -> None:
-        settle(self, {"steps": 1, "batch": 1, "threads": 0, "seed": 0, "checkpoint_every": 1})
+        settle(self, {"steps": 1, "threads": 0, "seed": 0, "checkpoint_every": 1})
 
     @property
     def outputs(self) -> tuple[Path | None, ...]:
@@ -75,10 +74,9 @@ class TrainingRun:
     """The answer of ``run``.
 
     ``reports`` are those of the steps that this run took, ``resumed`` the number of steps before
-    them. ``data`` says where batches came from. Bytes: ``predicted_dynamic_bytes`` and
-    ``resident_bytes`` as of every step, ``measured_bytes`` dynamic per step (where it was asked
-    for). ``doubts``: those of the notes that say what is odd about the file. ``process``: how far
-    this process grew; None where the system does not say.
+    them. ``data`` says where batches came from. ``predicted_dynamic_bytes`` and ``resident_bytes``
+    are those of every step. ``doubts``: those of the notes that say what is odd about the file.
+    ``process``: how far this process grew; None where the system does not say.
     """
 
     path: Path
@@ -91,7 +89,6 @@ class TrainingRun:
     bindings: tuple[Binding, ...]
     resident_bytes: int | None
     predicted_dynamic_bytes: int | None
-    measured_bytes: tuple[int, ...]
     notes: tuple[str, ...]
     checkpoint: Path | None
     stopped: bool
@@ -159,7 +156,6 @@ class TrainingRun:
             "peak_bytes": self.peak_bytes,
             "resident_bytes": self.resident_bytes,
             "predicted_dynamic_bytes": self.predicted_dynamic_bytes,
-            "measured_dynamic_peaks": list(self.measured_bytes),
             "process": None if self.process is None else self.process.as_json(),
             "state": {
                 "in_place": len(own),
@@ -208,7 +204,7 @@ def run(
     with _files_kept(options), closing(_trainer(file, options, dims, begin)) as trainer:
         meter.loaded()
         resumed = trainer.steps
-        batches, told = _batches(trainer, options, dims or {})
+        batches, told = _batches(trainer, options)
         log = None
         if options.log is not None:
             goes_on = resumed if options.resume else None
@@ -218,7 +214,9 @@ def run(
         grown = meter.growth()
         stopped = trainer.steps < options.steps
         predicted = trainer.predicted()
-        result = TrainingRun(
+        if options.export_forward is not None and options.forward is not None and not stopped:
+            trainer.export_forward(options.export_forward, options.forward, force=force)
+        return TrainingRun(
             path=path,
             provider=trainer.request.provider,
             loss=trainer.loss_name,
@@ -229,16 +227,12 @@ def run(
             bindings=trainer.bindings,
             resident_bytes=None if predicted is None else predicted.resident_bytes,
             predicted_dynamic_bytes=None if predicted is None else predicted.dynamic_bytes,
-            measured_bytes=tuple(trainer.measured_peaks()) if options.measure else (),
             notes=(*trainer.notes, *(log.notes if log is not None else ()), *problems),
             checkpoint=options.checkpoint,
             stopped=stopped,
             doubts=trainer.file.contract.notes,
             process=grown,
         )
-        if options.export_forward is not None and not stopped:
-            trainer.export_forward(options.export_forward, force=force)
-    return result
 
 
 def _check(path: Path, options: TrainOptions, force: bool) -> None:
@@ -250,13 +244,22 @@ def _check(path: Path, options: TrainOptions, force: bool) -> None:
     """
     if options.checkpoint is None and (options.resume or options.checkpoint_every):
         raise UsageError("--checkpoint-every and --resume require --checkpoint", "give a file")
-    keep_apart(options.outputs, path, options.data, options.weights_file)
+    if options.ready_batches and options.data is None:
+        raise UsageError("--ready-batches requires --data", "give a file")
+    if options.export_forward is not None and options.forward is None:
+        raise UsageError(
+            "--export-forward requires --forward, the model that takes the trained values",
+            "--forward MODEL.onnx: the one that grad was given, or the network in evaluation",
+        )
+    if options.forward is not None and options.export_forward is None:
+        raise UsageError("--forward requires --export-forward", "give the file to write")
+    keep_apart(options.outputs, path, options.data, options.weights_file, options.forward)
     if options.checkpoint is not None:
         check_output(options.checkpoint, force or options.resume)
     if options.export_forward is not None:
         check_output(options.export_forward, force)
     if options.log is not None:
-        check_log(options.log, resumes=options.resume, checkpoint=_goes_on(options), force=force)
+        check_log(options.log, replaced=force or options.resume)
 
 
 @contextmanager
@@ -281,38 +284,22 @@ def _trainer(
 ) -> Trainer:
     """The trainer alone: the step that was read, with all first values, is gone behind this."""
     step = read_step(path, dims, parse_state(options.state).pairs)
+    if options.forward is not None:
+        check_forward(options.forward, step.named(*SHARED))
     if begin is not None:
         begin(step.state_bytes)
     return Trainer(
         step,
         weights=options.weights_file,
-        init=_init(options.init),
+        init=options.init,
         resume=options.checkpoint if _goes_on(options) else None,
         lr=options.lr,
         hyperparameters=_numbers(options.hyper),
         provider=None if options.provider == "auto" else options.provider,
         threads=options.threads,
-        spin=options.spin,
         in_place="apart" not in options.state,
-        guard=options.guard,
         seed=options.seed,
-        measure=options.measure,
     )
-
-
-def _init(values: Sequence[str]) -> Any:
-    """``random`` or globs with their values."""
-    if not values:
-        return None
-    if tuple(values) == (RANDOM,):
-        return RANDOM
-    found: dict[str, Any] = {}
-    for value in values:
-        glob, split, number = value.rpartition("=")
-        if not split:
-            raise UsageError(f"--init {value}: expected {RANDOM} or GLOB=VALUE")
-        found[glob] = RANDOM if number == RANDOM else _number("--init", value, number)
-    return found
 
 
 def _numbers(values: Sequence[str]) -> dict[str, float]:
@@ -321,15 +308,11 @@ def _numbers(values: Sequence[str]) -> dict[str, float]:
         name, split, number = value.rpartition("=")
         if not split:
             raise UsageError(f"--hyper {value}: expected NAME=NUMBER")
-        found[name] = _number("--hyper", value, number)
+        try:
+            found[name] = float(number)
+        except ValueError:
+            raise UsageError(f"--hyper {value}: expected a number, got '{number}'") from None
     return found
-
-
-def _number(option: str, value: str, number: str) -> float:
-    try:
-        return float(number)
-    except ValueError:
-        raise UsageError(f"{option} {value}: expected a number, got '{number}'") from None
 
 
 def _goes_on(options: TrainOptions) -> bool:
@@ -337,26 +320,22 @@ def _goes_on(options: TrainOptions) -> bool:
     return options.resume and options.checkpoint is not None and options.checkpoint.exists()
 
 
-def _batches(
-    trainer: Trainer, options: TrainOptions, dims: Mapping[str, int]
-) -> tuple[Batches, str]:
+def _batches(trainer: Trainer, options: TrainOptions) -> tuple[Batches, str]:
     """Where batches come from, and what to say of it."""
     if options.data is not None:
         found = Batches(
             trainer.batch_slots,
-            load_data(options.data, trainer.batch_slots),
-            size=options.batch,
+            load_data(options.data, trainer.batch_slots, options.ready_batches),
             shuffle=options.shuffle,
             seed=options.seed,
+            ready_batches=options.ready_batches,
         )
         samples = "" if found.samples is None else f"{found.samples:,} samples, "
         return found, f"{options.data}: {samples}{found.count:,} batches per epoch"
-    sizes = dict(dims)
-    if options.batch is not None:
-        firsts = {slot.shape[0] for slot in trainer.batch_slots if slot.shape}
-        sizes |= {first: options.batch for first in firsts if isinstance(first, str)}
-    arrays = synthetic_batches(trainer.file, sizes, options.seed)
-    found = Batches(trainer.batch_slots, arrays, shuffle=False, seed=options.seed)
+    arrays = synthetic_batches(trainer.file, options.seed)
+    found = Batches(
+        trainer.batch_slots, arrays, shuffle=False, seed=options.seed, ready_batches=True
+    )
     return found, f"SYNTHETIC: {BATCHES} batches of random numbers, over and over (no --data)"
 
 

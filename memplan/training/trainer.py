@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy.typing as npt
 
@@ -24,7 +24,6 @@ from memplan.runtime.messages import RunRequest
 from memplan.runtime.room import require_room
 from memplan.training.batches import Batch, Batches, batches_of, checked_batch
 from memplan.training.checkpoint import Progress, Wanted
-from memplan.training.export import averaged, export_forward
 from memplan.training.initial import Init, first_values, wanted_of
 from memplan.training.kept import Kept, require_names
 from memplan.training.knobs import Knobs, Rate
@@ -40,9 +39,6 @@ from memplan.training.telling import (
     not_a_number,
 )
 from memplan.training.trained_weights import Weights
-
-if TYPE_CHECKING:
-    pass
 
 Array = npt.NDArray[Any]
 _ALONE = ""  # the one part of what is kept
@@ -61,7 +57,7 @@ class Trainer(Kept[int]):
         weights: first values by name: a mapping of arrays or a file (``.npz``, ``.safetensors``,
             ``.onnx``). Other first values are those of the file. Optimizer state without any starts
             at 0, running variances at 1, and ``notes`` says so.
-        init: ``"random"`` for parameters without a value; or glob → number, array or ``"random"``.
+        init: ``"random"`` for parameters without a value.
         resume: a checkpoint to go on from, in place of ``weights`` and ``init``.
         lr: the learning rate: a number, or a function of the number of the step (the first is 1).
             Without it, the file's own.
@@ -311,6 +307,7 @@ class Trainer(Kept[int]):
         batch: int | None = None,
         shuffle: bool = True,
         seed: int = 0,
+        ready_batches: bool = False,
     ) -> Iterator[StepReport]:
         """Step through data, and yield a report per step.
 
@@ -321,12 +318,20 @@ class Trainer(Kept[int]):
             batch: samples per batch, where the step leaves it open.
             shuffle: whether the samples of arrays change places in every epoch.
             seed: of their order.
+            ready_batches: whether the first axis of arrays is that of whole batches.
 
         Raises:
             UsageError: the data does not fit.
             TrainingError, RuntimeUnavailableError: see :meth:`step`.
         """
-        source = batches_of(self.batch_slots, data, size=batch, shuffle=shuffle, seed=seed)
+        source = batches_of(
+            self.batch_slots,
+            data,
+            size=batch,
+            shuffle=shuffle,
+            seed=seed,
+            ready_batches=ready_batches,
+        )
         if isinstance(source, Batches):
             self._data = source
             if self._data_state is not None:
@@ -386,34 +391,6 @@ class Trainer(Kept[int]):
         self._data_state = self._place = about.data
         if self._data is not None and about.data is not None:
             self._data.restore(about.data)
-
-    def export_forward(
-        self,
-        path: PathLike[str] | str,
-        outputs: Sequence[str] = (),
-        *,
-        ema: bool = False,
-        force: bool = False,
-    ) -> list[str]:
-        """Write the forward part with its trained weights as an ONNX file; the names of its
-        outputs.
-
-        Args:
-            path: the file.
-            outputs: tensors of the graph; by default its outputs that the forward part makes, or
-                where it has none, what the loss is made of.
-            ema: with the moving averages of the weights (``X.ema``) in place of these.
-            force: replace a file that is there.
-
-        Raises:
-            UsageError: the file cannot be written, there is no such tensor, or the step keeps no
-                averages.
-            ModelError: the forward part has no output, or the file would have more than 2 GiB.
-        """
-        state = averaged(self.file, self.state_dict()) if ema else self.state_dict()
-        done = export_forward(self.file, state, path, outputs, force=force)
-        self.notes += done.notes
-        return list(done.outputs)
 
     # --- What it is ----------------------------------------------------------------------------
 

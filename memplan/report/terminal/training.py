@@ -59,13 +59,6 @@ def _memory(result: TrainingRun) -> list[str]:
             f"peak {format_bytes(result.peak_bytes)} predicted for every step: "
             f"{result.resident_bytes:,} B resident, {result.predicted_dynamic_bytes:,} B in the run"
         )
-    measured = result.measured_bytes
-    if measured:
-        same = set(measured) == {result.predicted_dynamic_bytes}
-        lines.append(
-            f"measured: {max(measured):,} B in the run at most, "
-            + (f"as predicted in all {len(measured):,} steps" if same else "not as predicted")
-        )
     if result.process is not None:
         grown = result.process
         lines.append(

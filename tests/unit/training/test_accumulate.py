@@ -107,7 +107,11 @@ def test_a_run_goes_on_behind_a_checkpoint(files: Files, tmp_path: Path) -> None
     assert second.resume(tmp_path / "run.npz") == 2
     assert second.lr == 0.01
     assert [second.step(group) for group in groups[2:]] == losses[2:]
-    assert second.export_forward(tmp_path / "net.onnx") == ["logits"]
+    assert second.export_forward(tmp_path / "net.onnx", FAMILIES["mlp"]()) == ()
+    exported = {t.name: t for t in onnx.load(tmp_path / "net.onnx").graph.initializer}
+    for name, value in second.state_dict().items():
+        if name in exported:
+            assert (onnx.numpy_helper.to_array(exported[name]) == value).all()
 
 
 def test_a_loss_that_is_not_a_number_makes_no_update(files: Files) -> None:

@@ -90,21 +90,35 @@ def test_samples_that_fill_no_batch_are_left_out() -> None:
     ]
 
 
-def test_ready_batches_and_values_for_all_steps_are_told_by_their_shapes() -> None:
+def test_ready_batches_are_asked_for_never_guessed() -> None:
     scale, table = slot("scale", ()), slot("table", (5, 2))
     given = {
         "x": np.arange(24, dtype=np.float32).reshape(2, 4, 3),
-        "scale": np.float32(3),
-        "table": np.zeros((5, 2), np.float32),
-        "y": np.arange(8),
+        "scale": np.arange(2, dtype=np.float32),
+        "table": np.zeros((2, 5, 2), np.float32),
+        "y": np.arange(8).reshape(2, 4),
     }
-    data = Batches([X, Y, scale, table], given, shuffle=False)
-    assert data.count == 2
+    data = Batches([X, Y, scale, table], given, shuffle=False, ready_batches=True)
+    assert (data.count, data.samples) == (2, None)
     first, second = next(data), next(data)
     assert first["x"].shape == (4, 3)
     assert second["x"][0, 0] == 12
     assert second["y"].tolist() == [4, 5, 6, 7]
-    assert first["table"] is given["table"]
+    assert second["scale"] == 1
+    for slots, arrays_of in (([X, Y], ("x", "y")), ([scale], ("scale",))):
+        with pytest.raises(UsageError) as caught:
+            Batches(slots, {name: given[name] for name in arrays_of})
+        assert caught.value.hint == "whole batches: ready_batches=True, or --ready-batches"
+    with pytest.raises(UsageError, match=r"'x' of the data is float32\[12, 3\]"):
+        Batches([X, Y], arrays(12), ready_batches=True)
+    with pytest.raises(UsageError, match="ready batches are not cut"):
+        Batches([X, Y, scale, table], given, size=4, ready_batches=True)
+
+
+def test_inputs_with_other_numbers_of_samples_take_ready_batches() -> None:
+    table = slot("table", (5, 2))
+    with pytest.raises(UsageError, match=r"the inputs of a batch have \[4, 5\] samples"):
+        Batches([X, Y, table], {**arrays(20), "table": np.zeros((20, 2), np.float32)})
 
 
 def test_an_open_size_must_be_given() -> None:
@@ -154,10 +168,10 @@ def test_other_data_is_refused() -> None:
 
 def test_files_that_are_no_data_are_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
-        load_data(tmp_path / "none.npz")
+        load_data(tmp_path / "none.npz", [X, Y])
     broken = tmp_path / "broken.npz"
     broken.write_bytes(b"PK\x03\x04 and no more")
     with pytest.raises(UsageError, match=r"cannot be read as \.npz"):
-        load_data(broken)
+        load_data(broken, [X, Y])
     np.savez(tmp_path / "good.npz", **arrays(4))
-    assert set(load_data(tmp_path / "good.npz")) == {"x", "y"}
+    assert set(load_data(tmp_path / "good.npz", [X, Y])) == {"x", "y"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -97,15 +98,11 @@ def test_random_values_are_those_of_the_seed_and_the_name() -> None:
     assert np.abs(first["w"]).max() <= 1  # sqrt(6 / (4 + 2))
 
 
-def test_globs_give_any_state() -> None:
-    values, _ = initial_state(read(), None, {"*exp_avg": 0.25, "w": "random", "b": 2, "m*": 3.0}, 0)
-    assert (values["w.exp_avg"] == 0.25).all()
-    assert (values["b"] == 2).all()
-    assert (values["mean"] == 3).all()
-    with pytest.raises(UsageError, match="'nothing\\*' names no state"):
-        initial_state(read(), None, {"nothing*": 0}, 0)
-    with pytest.raises(UsageError, match="init='zeros'"):
-        initial_state(read(), None, "zeros", 0)
+@pytest.mark.parametrize("init", ["zeros", "w*=1", {"w*": 1.0}])
+def test_no_rule_but_random_fills_anything(init: Any) -> None:
+    with pytest.raises(UsageError, match=r"init is .*: expected 'random'") as caught:
+        initial_state(read(), None, init, 0)
+    assert "weights={NAME: array}, or --weights-file FILE" in caught.value.hint
 
 
 def test_given_values_come_first_and_must_fit() -> None:

@@ -31,8 +31,8 @@ def resumed(path: Path, step: int, *metrics: str, force: bool = False) -> Traini
         ("numbers.csv", "1,2,3,4\n2,3,4,5\n"),
         ("later.csv", HEAD + rows(1) + "# a larger rate from here\n" + rows(2)),
         ("metrics.csv", HEAD.replace("seconds", "seconds,accuracy") + "1,1.5,0.1,0.2,0.9\n"),
-        ("package.json", '{"name": "x", "version": 1}\n'),
-        ("pretty.json", '{\n  "step": 1\n}\n'),
+        ("package.jsonl", '{"name": "x", "version": 1}\n'),
+        ("pretty.jsonl", '{\n  "step": 1\n}\n'),
         ("fewer.jsonl", '{"step": 1, "loss": 2.0}\n'),
         ("more.jsonl", '{"step": 1, "loss": 2.0, "lr": 1, "seconds": 1, "accuracy": 1}\n'),
         ("bytes.csv", "\udcff\udcfe"),
@@ -48,6 +48,11 @@ def test_a_file_that_is_not_the_log_of_this_step_is_refused_and_left_alone(
         TrainingLog(path, 5)
     assert path.read_bytes() == before
     resumed(path, 5, force=True)
+
+
+def test_json_lines_are_not_json(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"run\.json: the name ends in neither \.csv nor \.jsonl"):
+        TrainingLog(tmp_path / "run.json")
 
 
 def test_a_link_to_something_else_is_refused(tmp_path: Path) -> None:

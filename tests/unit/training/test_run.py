@@ -57,6 +57,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("files")
     made = grad(forward(), GradOptions(loss="loss", wrt=("w*", "b*"), optimizer="adamw"))
     onnx.save(made.model, folder / "step.onnx")
+    onnx.save(forward(), folder / "forward.onnx")
     random = np.random.default_rng(1)
     data = {"x": random.normal(size=(64, 8)).astype(np.float32), "labels": np.arange(64) % 4}
     np.savez(folder / "train.npz", **data)
@@ -76,6 +77,8 @@ def here(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def train(steps: int = 2, *, force: bool = False, progress: Any = None, **options: Any) -> Any:
     options = {"data": "train.npz", "shuffle": False, "threads": 1, **options}
+    if "export_forward" in options:
+        options.setdefault("forward", "forward.onnx")
     return run(
         Path("step.onnx"), TrainOptions(steps=steps, **options), force=force, progress=progress
     )
@@ -85,7 +88,7 @@ def contents() -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in Path().iterdir()}
 
 
-INPUTS = ("step.onnx", "train.npz", "w.npz")
+INPUTS = ("step.onnx", "train.npz", "w.npz", "forward.onnx")
 
 
 @pytest.mark.parametrize("option", ["checkpoint", "export_forward", "log"])
@@ -102,8 +105,9 @@ def test_no_input_is_overwritten_whatever_is_forced(
     elif option == "log":
         pytest.skip("no input is called so")
     before = contents()
+    exported = {"export_forward": "net.onnx", "forward": "forward.onnx"}
     with pytest.raises(UsageError, match="inputs are never overwritten"):
-        train(weights_file="w.npz", force=True, **{option: name})
+        train(weights_file="w.npz", force=True, **exported | {option: name})
     assert contents() == before
 
 
@@ -319,7 +323,8 @@ step (float[4] w, float[4] v, int64[1] at) => (float[4] w_new, float[4] v_new)
     v_new = Add(v, some)
 }
 """
-    trainer = Trainer(parse(text), state={"w_new": "w", "v_new": "v"}, init={"*": 1.0}, guard=False)
+    ones = {"w": np.ones(4, np.float32), "v": np.ones(4, np.float32)}
+    trainer = Trainer(parse(text), weights=ones, state={"w_new": "w", "v_new": "v"}, guard=False)
     if trainer.placing.in_place.get("w_new") != "w":
         pytest.skip("nothing is written in place")
     with pytest.raises(RuntimeUnavailableError):

@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 
 import memplan
 from helpers.graphs import parse
 from helpers.networks import batches, training_step
 from memplan import Trainer
-from memplan.errors import MemplanError, UsageError
+from memplan.errors import UsageError
 from memplan.training.checkpoint import Wanted, load_checkpoint
 
 pytestmark = pytest.mark.ort
@@ -266,65 +265,6 @@ def test_a_function_for_the_rate_is_given_again_behind_a_checkpoint(
     second = Trainer(model, threads=1, lr=rate)
     assert second.resume(tmp_path / "run.npz") == 3
     assert [second.step(batch) for batch in data[3:]] == losses[3:]
-
-
-def inferred(path: Path, x: np.ndarray) -> np.ndarray:
-    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    assert [value.name for value in session.get_inputs()] == ["x"]
-    result: np.ndarray = session.run(None, {"x": x})[0]
-    return result
-
-
-@pytest.mark.parametrize("family", ["mlp", "gpt", "lstm", "unet"])
-def test_the_trained_forward_part_is_a_file_to_infer_with(family: str, tmp_path: Path) -> None:
-    step = training_step(family)
-    trainer = Trainer(step, outputs=["logits"], threads=1)
-    first, second = batches(step, 2)
-    trainer.step(first)
-    path = tmp_path / "net.onnx"
-    assert trainer.export_forward(path) == ["logits"]
-    onnx.checker.check_model(str(path))
-    trainer.step(second)
-    np.testing.assert_allclose(
-        inferred(path, second["x"]), trainer.outputs["logits"], rtol=1e-4, atol=1e-6
-    )
-    with pytest.raises(UsageError, match="exists"):
-        trainer.export_forward(path)
-
-
-def test_an_exported_batch_normalization_uses_its_statistics(tmp_path: Path) -> None:
-    step = training_step("cnn")
-    trainer = Trainer(step, threads=1)
-    (batch,) = batches(step, 1)
-    for _ in range(200):  # until the statistics are those of the batch
-        trainer.step(batch, lr=0.0)
-    path = tmp_path / "net.onnx"
-    trainer.export_forward(path)
-    fetched = Trainer(step, outputs=["logits"], weights=trainer.state_dict())
-    fetched.step(batch)
-    # Variances that are kept are of the sample, those that normalize of the whole.
-    found = inferred(path, batch["x"])
-    assert np.abs(found - fetched.outputs["logits"]).max() < 0.02
-    one = inferred(path, np.repeat(batch["x"][:1], 4, 0))
-    np.testing.assert_allclose(one[0], found[0], rtol=1e-3, atol=1e-5)
-
-
-def test_dropouts_are_left_out_of_what_is_exported(tmp_path: Path) -> None:
-    text = """t (float[4, 4] x, float[4, 4] w, float lr) =>
-      (float loss, float[4, 4] w_new, float[4, 4] y)
-      <float half = {0.5}, bool on = {1}> {
-      h = MatMul(x, w) d, mask = Dropout(h, half, on) y = Relu(d)
-      loss = ReduceMean<keepdims = 0>(y) u = Mul(h, lr) w_new = Sub(w, u) }"""
-    trainer = Trainer(parse(text), init="random", lr=0.1)
-    x = np.ones((4, 4), np.float32)
-    trainer.step(x=x)
-    path = tmp_path / "net.onnx"
-    assert trainer.export_forward(path) == ["y"]
-    wanted = np.maximum(x @ trainer.state_dict()["w"], 0)
-    np.testing.assert_allclose(inferred(path, x), wanted, rtol=1e-5)
-    assert trainer.export_forward(path, ["h"], force=True) == ["h"]
-    with pytest.raises(MemplanError, match="no node makes 'nothing'"):
-        trainer.export_forward(path, ["nothing"], force=True)
 
 
 def test_a_step_of_nobody_s_exporter_is_trained_too() -> None:

@@ -86,7 +86,7 @@ class AccumulatingTrainer(Kept[int]):
             _summing(first, self._sums), weights, init=init, dims=dims, **shared
         )
         values = self._gradients.state_dict()
-        known = {slot.name for slot in second.state}
+        known = dict.fromkeys(slot.name for slot in second.state)
         mine = {name: value for name, value in values.items() if name in known}
         self._update = Trainer(_emptying(second, self._sums), mine, init=init, lr=lr, **shared)
         self._parameters = tuple(mine)

@@ -62,7 +62,7 @@ def test_a_large_state_is_told_before_it_is_filled(
 @pytest.mark.parametrize("batch", [10**12, 4 * 10**11])
 def test_a_batch_that_no_memory_holds(batch: int, run: Memplan, tmp_path: Path) -> None:
     onnx.save(a_step("N"), tmp_path / "step.onnx")
-    done = run("run", "step.onnx", "--init", "random", "--batch", str(batch), "--steps", "1")
+    done = run("run", "step.onnx", "--init", "random", "--dim", f"N={batch}", "--steps", "1")
     assert done.returncode == EXIT_ENVIRONMENT
     assert "4 synthetic batches and their copy take" in done.stderr
 

@@ -51,6 +51,7 @@ def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     step = training_step("cnn")
     onnx.save(step, "step.onnx")
     onnx.save(step, "fits.onnx")
+    onnx.save(FAMILIES["cnn"](), "forward.onnx")
     onnx.save(parse(MINE), "mine.onnx")
     names = [slot.name for slot in Trainer(step).file.state if slot.role == "parameter"]
     weights = {name: Trainer(step).state_dict()[name] for name in names}

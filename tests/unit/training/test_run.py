@@ -24,6 +24,7 @@ from memplan.errors import (
     TrainingError,
     UsageError,
 )
+from memplan.training import finite
 from memplan.training.train import TrainOptions, run
 from memplan.units import parse_size
 
@@ -208,6 +209,23 @@ def test_where_there_is_no_checkpoint_or_none_that_is_finite_any_state_is_writte
         trainer.save("c.npz")
     Path("c.npz").write_bytes(b"no checkpoint")
     trainer.save("c.npz")
+
+
+def test_a_checkpoint_that_cannot_be_read_just_now_is_not_written_over(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer("step.onnx")
+    trainer.save("c.npz")
+    before = Path("c.npz").read_bytes()
+    trainer.load_state_dict({"w1": np.full((8, 16), np.nan, np.float32)}, strict=False)
+
+    def fails(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(finite, "load_arrays", fails)
+    with pytest.raises(UsageError, match=r"c\.npz cannot be read: Input/output error"):
+        trainer.save("c.npz")
+    assert Path("c.npz").read_bytes() == before
 
 
 def masked() -> onnx.ModelProto:

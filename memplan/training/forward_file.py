@@ -70,8 +70,8 @@ def export_forward(
         model = read_model(source)
         places = _places(model, known, shown)
         for name, tensor in places.items():
-            value = np.ascontiguousarray(state[name])
-            tensor.CopyFrom(numpy_helper.from_array(value.reshape(state[name].shape), name))
+            value = np.asarray(state[name], order="C")
+            tensor.CopyFrom(numpy_helper.from_array(value, name))
         if model.ByteSize() > _LARGEST_BYTES:
             nbytes = f"{model.ByteSize():,} bytes"
             raise ModelError(

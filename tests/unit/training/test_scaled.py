@@ -112,7 +112,9 @@ def test_run_reports_the_scale(tmp_path: Path) -> None:
     onnx.save(graph.model, path)
     arrays = {name: np.stack([batch[name] for batch in data]) for name in data[0]}
     np.savez(tmp_path / "data.npz", **arrays)
-    options = TrainOptions(data=tmp_path / "data.npz", steps=4, shuffle=False, threads=1)
+    options = TrainOptions(
+        data=tmp_path / "data.npz", ready_batches=True, steps=4, shuffle=False, threads=1
+    )
     result = run(path, options)
     found = json.loads(json.dumps(result.as_json()))
     assert found["skipped_steps"] == list(result.skipped)

@@ -33,14 +33,14 @@ GONE = {
     ("rewrite", "--profile"): "memplan profile MODEL -o costs.json, and --costs costs.json",
     ("rewrite", "--seed"): "--strategy 'search{seed=N}'",
     ("rewrite", "--weights embed"): "--weights copy",
-    ("sweep", "--optimize basic"): "--optimize extended",
-    ("sweep", "--seed"): "--strategy 'search{seed=N}'",
     ("run", "--batch"): "--dim N=SIZE, where N is the size that MODEL leaves open",
     ("run", "--guard"): "the state is always guarded; memplan.Trainer(guard=False) does without",
     ("run", "--measure"): "memplan.Trainer(measure=True) and its measured_peaks()",
     ("run", "--no-guard"): "memplan.Trainer(guard=False)",
     ("run", "--no-spin"): "--threads 1, or memplan.Trainer(spin=False)",
     ("run", "--spin"): "idle threads spin; memplan.Trainer(spin=False) lets them sleep",
+    ("sweep", "--optimize basic"): "--optimize extended",
+    ("sweep", "--seed"): "--strategy 'search{seed=N}'",
 }
 _UNBREAKABLE = str.maketrans("-", "\N{NON-BREAKING HYPHEN}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.gradient_registry import Gradients, gradient
 from memplan.autodiff.emit.value import Value
+from memplan.errors import ModelError
 
 
 @gradient("MatMul")
@@ -72,7 +73,11 @@ def _matrix_dy(ctx: Context, a: Value, b: Value) -> Value:
 
 @gradient("Gemm")
 def gemm(ctx: Context) -> Gradients:
-    """Y = α·A'·B' + β·C with A', B' transposed on request."""
+    """Y = α·A'·B' + β·C with A', B' transposed on request.
+
+    Raises:
+        ModelError: β where A and B have nothing to multiply: ONNX Runtime (1.31.1) leaves it out.
+    """
     a, b = ctx.tensors[:2]
     c, dy = ctx.input(2), ctx.dy
     alpha, beta = ctx.attribute("alpha", 1.0), ctx.attribute("beta", 1.0)
@@ -91,6 +96,12 @@ def gemm(ctx: Context) -> Gradients:
     def bias() -> Value | None:
         if c is None:
             return None
+        if beta != 1 and a.shape[0 if trans_a else 1] == 0:
+            raise ModelError(
+                f"the gradient of Gemm '{ctx.node.name}', whose products are sums of nothing, "
+                "needs beta = 1",
+                "ONNX Runtime does not multiply by it there; multiply C before",
+            )
         return ctx.reshape_like(ctx.sum_to(dy, dy, c), c) * beta
 
     return (left, right, bias)

@@ -98,6 +98,15 @@ def test_dilated_windows_that_are_padded_otherwise_than_onnx_says(op: str) -> No
         memplan.gradients(parse(text), "y", ["x"])
 
 
+def test_a_factor_that_the_runtime_forgets() -> None:
+    """ONNX Runtime (1.31.1) gives C, and not β·C, where A and B have nothing to multiply."""
+    text = """<ir_version: 10, opset_import: ["" : 20]>
+    g (float[3,0] a, float[0,2] b, float[2] c) => (float[3,2] y)
+    { y = Gemm <beta = 0.3> (a, b, c) }"""
+    with pytest.raises(ModelError, match="needs beta = 1"):
+        memplan.gradients(parse(text), "y", ["c"])
+
+
 def test_repetitions_of_an_open_size_that_is_empty() -> None:
     text = """<ir_version: 10, opset_import: ["" : 20]>
     g (float[N,1] x, float[1,3] w) => (float y)

@@ -66,13 +66,20 @@ class HelpContext(click.Context):
 
 
 class Command(click.Command):
-    """A command with ``examples`` below its help."""
+    """A command with ``examples`` below its help, and options that are ``rarely`` used above."""
 
     context_class = HelpContext
 
-    def __init__(self, *args: Any, examples: Sequence[str] = (), **settings: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        examples: Sequence[str] = (),
+        rarely: Sequence[str] = (),
+        **settings: Any,
+    ) -> None:
         super().__init__(*args, **settings)
         self.examples = tuple(examples)
+        self.rarely = frozenset(rarely)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """The arguments; what is gone is told with what does it now."""
@@ -87,6 +94,17 @@ class Command(click.Command):
         _refuse_defaults()
         with logging_to_stderr(ctx.params.get("verbose", 0)):
             return super().invoke(ctx)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options, and below them those that are rarely used."""
+        sections: dict[str, list[tuple[str, str]]] = {"Options": [], "Rarely": []}
+        for param in self.get_params(ctx):
+            if row := param.get_help_record(ctx):
+                sections["Options" if self.rarely.isdisjoint(param.opts) else "Rarely"].append(row)
+        for heading, rows in sections.items():
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The examples, each on a line of its own, to be copied."""
@@ -136,6 +154,11 @@ def _refuse_defaults() -> None:
         )
 
 
-def memplan_command(name: str, *examples: str) -> Callable[[Callable[..., Any]], click.Command]:
-    """Declares a command of the program; ``examples`` are command lines for its help."""
-    return click.command(name, cls=Command, examples=examples, context_settings=SETTINGS)
+def memplan_command(
+    name: str, *examples: str, rarely: Sequence[str] = ()
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """Declares a command of the program; ``examples`` are command lines for its help, ``rarely``
+    are options that stand below the others."""
+    return click.command(
+        name, cls=Command, examples=examples, rarely=rarely, context_settings=SETTINGS
+    )

@@ -34,12 +34,18 @@ from memplan_cli.shared_options import (
 if TYPE_CHECKING:
     from memplan.api.rewrite.rewrite_result import Rewrite
 
+_RARELY = (
+    *("--loss", "--strategy", "--state", "--optimize", "--passes", "--offload", "--wrt"),
+    *("--scan-recompute", "--reserve", "--costs", "--device", "--weights"),
+)
+
 
 # What the function does not name goes into RewriteOptions: such an option is named for its field.
 @memplan_command(
     "rewrite",
     "memplan rewrite step.onnx --budget 60%",
     "memplan rewrite step.onnx --budget 4GB --session default -o small.onnx",
+    rarely=_RARELY,
 )
 @click.argument("model", type=PATH)
 @click.option(

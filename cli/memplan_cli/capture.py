@@ -45,25 +45,6 @@ from memplan_cli.standard_files import STDERR, STDOUT
     "one axis. Repeatable.",
 )
 @click.option(
-    "--loss-scale",
-    metavar="SCALE",
-    help="Multiply the loss by this, so that small float16 gradients survive; the update "
-    "divides by it again: dynamic (options as in dynamic{init_scale=1024}), a number, or none.  "
-    "[default: the step's scaler]",
-)
-@click.option(
-    "--clip-norm",
-    type=float,
-    metavar="X",
-    help="Scale the gradients down if their total norm exceeds X.  [default: as in the step]",
-)
-@click.option(
-    "--clip-value",
-    type=float,
-    metavar="X",
-    help="Clamp every element of every gradient to -X..X.  [default: as in the step]",
-)
-@click.option(
     "--weights",
     type=click.Choice(["auto", "embed", "copy", "none"]),
     default="auto",
@@ -83,13 +64,6 @@ from memplan_cli.standard_files import STDERR, STDOUT
     type=click.Choice(["constants", "inputs"]),
     help="What frozen parameters become: constants, or inputs that you may change between steps.  "
     "[default: as in the step, else constants]",
-)
-@click.option(
-    "--ema",
-    type=float,
-    metavar="DECAY",
-    help="Keep an exponential moving average of every trained parameter, with this decay (0.999, "
-    "say).  [default: as in the step]",
 )
 @dropout_option
 @report_options(output=None, format_help="Format of the report on stdout.")

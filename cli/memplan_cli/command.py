@@ -20,6 +20,10 @@ _DEFAULTS = re.compile(rb"^\s*\[\s*tool\s*\.\s*memplan\s*[.\]]", re.MULTILINE)
 GONE = {
     ("analyze", "--format chrome-trace"): "--format html, or torch-snapshot",
     ("analyze", "--frontier"): "memplan sweep MODEL --budget 40%,60%,80%",
+    ("capture", "--clip-norm"): "return memplan.TorchStep(..., clip_norm=X) from FUNCTION",
+    ("capture", "--clip-value"): "return memplan.TorchStep(..., clip_value=X) from FUNCTION",
+    ("capture", "--ema"): "return memplan.TorchStep(..., ema=DECAY) from FUNCTION",
+    ("capture", "--loss-scale"): "return memplan.TorchStep(..., scaler=SCALE) from FUNCTION",
     ("grad", "--checkpoints"): "memplan rewrite STEP --strategy memory (speed, collection, list)",
     ("grad", "--scan-recompute"): "memplan rewrite STEP --scan-recompute all",
     ("grad", "--weights embed"): "--weights copy",

@@ -107,7 +107,7 @@ def averaged(slots: Iterable[Slot], state: Mapping[str, Array]) -> dict[str, Arr
         and source in state
     }
     if not found:
-        raise UsageError("the step keeps no averages of its weights", "capture it with --ema DECAY")
+        raise UsageError("the step keeps no averages of its weights", "capture it with ema=DECAY")
     return {**state, **found}
 
 

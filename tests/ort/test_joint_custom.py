@@ -301,8 +301,9 @@ def test_a_scaled_loss_and_an_optimizer() -> None:
     torch.manual_seed(0)
     net = Net()
     x = torch.randn(5, 8)
-    step = memplan.TorchStep(net, binary, {"x": x}, torch.optim.SGD(net.parameters(), lr=0.1))
-    capture = captured(step, "joint", loss_scale=1024.0)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    step = memplan.TorchStep(net, binary, {"x": x}, optimizer, scaler=1024.0)
+    capture = captured(step, "joint")
     found = outputs_of(capture.model, {"x": x.numpy()})
     binary(net, x).backward()
     wanted = net.first.weight - 0.1 * net.first.weight.grad

@@ -64,7 +64,7 @@ class Capture(Summary):
         dims: the sizes of dynamic dimensions in the example batch.
         optimizer: its kind, or None: the gradients are outputs.
         lr: the default of the learning rate, or None.
-        loss_scale: as ``--loss-scale`` takes it; ``none``: the loss is not scaled.
+        loss_scale: as ``grad --loss-scale`` takes it; ``none``: the loss is not scaled.
         clip_norm: the norm that gradients are clipped to, or None.
         clip_value: what their elements are clipped to, or None.
         weights: ``embed``, ``copy`` or ``none``; ``weight_bytes`` is how much they are.

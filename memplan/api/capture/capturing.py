@@ -15,6 +15,7 @@ from memplan.api.capture.capture_check import CaptureDiffersError, Check, Verdic
 from memplan.api.capture.capture_result import Capture, Road
 from memplan.api.capture.captured_weights import MOST_EMBEDDED, WeightPlace, embed, write_captured
 from memplan.api.capture.kernel_support import kernel_notes, require_kernels
+from memplan.api.rewrite_options import refuses
 from memplan.autodiff.counter_dropouts import OPERATOR, CounterDropout, parse_dropout
 from memplan.errors import InvalidNodeError, MemplanError, UsageError
 from memplan.proto.edit import copied
@@ -57,19 +58,21 @@ class _Taken:
     check: Check | None = None
 
 
+@refuses(
+    clip_norm="TorchStep(..., clip_norm=1.0)",
+    clip_value="TorchStep(..., clip_value=0.5)",
+    ema="TorchStep(..., ema=0.999)",
+    loss_scale="TorchStep(..., scaler=1024)",
+)
 def capture(
     step: TorchStep | tuple[object, ...] | Mapping[str, object] | str,
     output: Path | str | None = None,
     *,
     via: str = "auto",
     dynamic: str | Mapping[str, Mapping[int, str]] | None = None,
-    loss_scale: str | float | None = None,
-    clip_norm: float | None = None,
-    clip_value: float | None = None,
     weights: str = "auto",
     check: bool = True,
     frozen: str | None = None,
-    ema: float | None = None,
     dropout: str = OPERATOR,
     force: bool = False,
     progress: Progress | None = None,
@@ -84,14 +87,10 @@ def capture(
         via: ``grad``: PyTorch's forward graph and memplan's gradients; ``joint``: autograd's own
             backward; ``auto``: ``grad``, and ``joint`` where that is closed or fails the check.
         dynamic: names of dynamic dimensions, instead of the step's own.
-        loss_scale: ``none``, ``dynamic{init_scale=1024}`` or a number, instead of its scaler.
-        clip_norm: a bound, instead of its own clipping.
-        clip_value: the same.
         weights: ``embed`` them in the file, ``copy`` them to ``OUTPUT.data``, or leave them out
             (``none``); ``auto`` embeds up to 256 MiB.
         check: hold the step against PyTorch's (:mod:`memplan.api.capture.checker`).
         frozen: ``constants`` or ``inputs``, instead of the step's own.
-        ema: the decay of an average of every trained parameter, instead of the step's own.
         dropout: ``operator`` draws masks; ``counter`` or ``counter{seed=7}`` makes them of the
             number of the step (:mod:`memplan.autodiff.counter_dropouts`).
         force: overwrite ``output``.
@@ -115,10 +114,8 @@ def capture(
         check_target(target, force, script)
         if weights == WeightPlace.COPY:
             check_target(data_file(target), force, script)
-    changes = {"dynamic": dynamic, "scaler": loss_scale, "frozen": frozen, "ema": ema}
+    changes = {"dynamic": dynamic, "frozen": frozen}
     changes = {name: value for name, value in changes.items() if value is not None}
-    if clip_norm is not None or clip_value is not None:
-        changes |= {"clip_norm": clip_norm, "clip_value": clip_value}
     # What the step changes to another folder for must not move the output.
     written = None if target is None else Path(os.path.abspath(target))
     wanted = _Wanted(via, check, weights, written, counter)

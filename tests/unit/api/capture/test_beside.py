@@ -212,10 +212,11 @@ def test_options_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[st
         "    model[0].requires_grad_(False)\n"
         "    batch = (torch.randn(5, 4), torch.randint(0, 2, (5,)))\n"
         "    optimizer = torch.optim.SGD(model[1].parameters(), 0.1)\n"
-        "    return model, nn.functional.cross_entropy, batch, optimizer\n"
+        "    loss = nn.functional.cross_entropy\n"
+        "    return memplan.TorchStep(model, loss, batch, optimizer, ema=0.75)\n"
     )
     given = ["capture", f"{tmp_path}/made.py:make_step", "-o", str(tmp_path / "step.onnx")]
-    given += ["--via", "grad", "--frozen", "inputs", "--ema", "0.75"]
+    given += ["--via", "grad", "--frozen", "inputs"]
     assert main([*given, "--format", "json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["frozen_inputs"] == ["0.weight", "0.bias"]

@@ -390,11 +390,11 @@ def test_a_scaler_is_read_as_it_stands() -> None:
     assert any("all held until the end" in note for note in capture.notes)
 
 
-def test_options_stand_in_for_a_scaler_and_clipping() -> None:
-    capture = captured(scaled(clip_value=0.5), loss_scale=1024, clip_norm=2.0)
-    assert (capture.loss_scale, capture.clip_norm, capture.clip_value) == ("1024", 2.0, None)
+def test_a_number_or_none_stands_for_a_scaler() -> None:
+    capture = captured(step(optimizer=True, scaler=1024))
+    assert capture.loss_scale == "1024"
     assert capture.contract.roles["loss_scale"] == "hyperparameter"
-    plain = captured(scaled(), loss_scale="none")
+    plain = captured(step(optimizer=True, scaler="none"))
     assert plain.loss_scale == "none"
     assert "loss_scale" not in plain.contract.roles
     off = torch.amp.GradScaler("cpu", enabled=False)

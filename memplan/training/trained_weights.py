@@ -12,14 +12,29 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from memplan.errors import UsageError
+from memplan.errors import RuntimeUnavailableError, UsageError
 from memplan.proto.external import check_external_data
+from memplan.proto.paths import opened_file
 from memplan.proto.read import parse_file
-from memplan.runtime.archive import BFLOAT16, Header, load_arrays, readable, restored
-from memplan.training.safetensors import load_safetensors
+from memplan.runtime.archive import BFLOAT16, Chosen, Header, load_arrays, readable, restored
 from memplan.training.step_file import Slot, initial_array, read_step
 
 Array = npt.NDArray[Any]
+_SAFETENSORS: Mapping[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": BFLOAT16,
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+    "U64": np.dtype("<u8"),
+    "U32": np.dtype("<u4"),
+    "U16": np.dtype("<u2"),
+    "U8": np.dtype("u1"),
+    "BOOL": np.dtype("?"),
+}
 Weights = Mapping[str, Any] | PathLike[str] | str
 
 _NOTHING: Array = np.empty(0)
@@ -42,6 +57,7 @@ def read_weights(source: Weights, wanted: Mapping[str, Slot] | None = None) -> d
     Raises:
         UsageError: it is neither, or the file cannot be read, or an array does not fit.
         ModelError: an ``.onnx`` file cannot be read.
+        RuntimeUnavailableError: the package safetensors is not installed, and wanted.
     """
     if isinstance(source, Mapping):
         return {str(name): as_array(value) for name, value in source.items()}
@@ -49,7 +65,7 @@ def read_weights(source: Weights, wanted: Mapping[str, Slot] | None = None) -> d
     with readable(path, "weights", _HINT):
         if path.suffix == ".onnx":
             return _read_onnx(path, wanted)
-        load = load_safetensors if path.suffix == ".safetensors" else load_arrays
+        load = _load_safetensors if path.suffix == ".safetensors" else load_arrays
         unread: list[str] = []
 
         def choose(headers: Mapping[str, Header]) -> list[str]:
@@ -62,6 +78,39 @@ def read_weights(source: Weights, wanted: Mapping[str, Slot] | None = None) -> d
             return chosen
 
         return {**load(path, choose), **dict.fromkeys(unread, _NOTHING)}
+
+
+def _load_safetensors(path: Path, choose: Chosen) -> dict[str, Array]:
+    """The arrays in a file that ``choose`` chooses by their headers.
+
+    Raises:
+        Exception: it is damaged, against the format, or no such file.
+    """
+    with opened_file(path):  # no pipe, on which a reader would wait
+        pass
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        raise RuntimeUnavailableError(
+            f"{path}: the package safetensors, which reads such files, is not installed",
+            "pip install 'memplan[weights]'",
+        ) from None
+    try:
+        # A file that is mapped, and becomes shorter, would end the process.
+        with safe_open(path, framework="np", backend="pread") as file:
+            return {name: file.get_tensor(name) for name in choose(_headers(file))}
+    except SafetensorError as error:  # it quotes the file
+        raise ValueError(f"{error!s:.200}") from None
+
+
+def _headers(file: Any) -> dict[str, Header]:
+    headers = {}
+    for name in file.keys():  # noqa: SIM118, which is no mapping
+        tensor = file.get_slice(name)
+        if tensor.get_dtype() not in _SAFETENSORS:
+            raise ValueError(f"'{name}' is of type '{tensor.get_dtype()}'")
+        headers[name] = Header(tuple(tensor.get_shape()), _SAFETENSORS[tensor.get_dtype()])
+    return headers
 
 
 def _require_fitting(slot: Slot, header: Header) -> None:

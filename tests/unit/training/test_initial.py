@@ -139,6 +139,7 @@ def test_a_step_that_renews_nothing_is_refused() -> None:
 
 
 def test_weights_come_from_npz_safetensors_onnx_and_mappings(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
     value = np.arange(6, dtype=np.float32).reshape(2, 3)
     np.savez(tmp_path / "a.npz", w=value)
     header = json.dumps({"w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}).encode()
@@ -154,6 +155,7 @@ def test_weights_come_from_npz_safetensors_onnx_and_mappings(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("length", [4, 60, 80])
 def test_cut_files_of_weights_are_told(length: int, tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
     header = json.dumps({"w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}).encode()
     packed = len(header).to_bytes(8, "little") + header + bytes(24)
     path = tmp_path / "a.safetensors"

@@ -1,19 +1,23 @@
-"""Weights in .safetensors, of which all that the format forbids is refused."""
+"""Weights in .safetensors, of files that nobody has checked: each is read, or refused in a line."""
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import struct
-import tracemalloc
+import sys
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from memplan.errors import UsageError
+from memplan.errors import RuntimeUnavailableError, UsageError
 from memplan.training.trained_weights import read_weights
+
+pytest.importorskip("safetensors")
 
 VALUES = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(3, np.float32)}
 W = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
@@ -36,48 +40,65 @@ def test_a_file_that_keeps_to_the_format(tmp_path: Path) -> None:
     assert found["w"].shape == (2, 3)
 
 
+TYPES = {
+    "F64": "f8",
+    "F32": "f4",
+    "F16": "f2",
+    "BF16": ml_dtypes.bfloat16,
+    "BOOL": "?",
+    **{f"{kind}{8 * size}": f"{kind.lower()}{size}" for kind in "IU" for size in (1, 2, 4, 8)},
+}
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_every_type_is_read_bit_by_bit(dtype: str, tmp_path: Path) -> None:
+    values = np.array([[0, 1, 1]], TYPES[dtype])
+    place = {"dtype": dtype, "shape": [1, 3], "data_offsets": [0, values.nbytes]}
+    path = written(tmp_path / "a.safetensors", {"w": place}, values.tobytes())
+    found = read_weights(path)["w"]
+    assert (found.dtype, found.shape) == (values.dtype, (1, 3))
+    assert found.tobytes() == values.tobytes()
+
+
 def other(**fields: Any) -> dict[str, Any]:
     return {"w": {**W, **fields}, "b": B}
 
 
-FORBIDDEN: dict[str, tuple[object, str]] = {
-    "two at one place": ({"w": W, "b": {**B, "data_offsets": [0, 12]}}, "overlaps the tensor"),
-    "two that overlap": ({"w": W, "b": {**B, "data_offsets": [20, 32]}}, "overlaps the tensor"),
-    "a hole": ({"w": W, "b": {**B, "data_offsets": [28, 40]}}, "leaves a hole"),
-    "a hole at the begin": ({"b": B}, "leaves a hole"),
-    "bytes behind the last": ({"w": W}, "24 bytes, and 36 follow the header"),
-    "a name twice": (
-        f'{{"w": {json.dumps(W)}, "b": {json.dumps(B)}, "w": {json.dumps(W)}}}'.encode(),
-        "'w' stands in its header twice",
-    ),
-    "a shape below 0": (other(shape=[-2, -3]), r"has the shape \[-2, -3\]"),
-    "a shape of texts": (other(shape=["2", 3]), "has the shape"),
-    "a shape of fractions": (other(shape=[2.9, 3]), "has the shape"),
-    "a shape of truths": (other(shape=[True, 6]), "has the shape"),
-    "a shape without end": (other(shape=[2**70]), "has the shape"),
-    "no shape": (other(shape=None), "has the shape None"),
-    "another shape than its bytes": (other(shape=[3, 3]), "has 24 bytes, and its type and shape"),
-    "another type than its bytes": (other(dtype="F64"), "has 24 bytes, and its type and shape"),
-    "no such type": (other(dtype="F99"), "is of type 'F99'"),
-    "a type that is a list": (other(dtype=["F32"]), "is of type"),
-    "a place of texts": (other(data_offsets=["0", "24"]), "has the place"),
-    "a place of fractions": (other(data_offsets=[0, 24.9]), "has the place"),
-    "a place that ends before it begins": (other(data_offsets=[24, 0]), "has -24 bytes"),
-    "a place of three": (other(data_offsets=[0, 24, 36]), "has the place"),
-    "a field more": (other(extra=1), "fields dtype, shape and data_offsets"),
-    "an entry that is a number": ({"w": 5}, "fields dtype, shape and data_offsets"),
-    "a list": ([], "not a JSON object"),
-    "a space before it": (b" " + json.dumps({"w": W, "b": B}).encode(), "not a JSON object"),
-    "notes that are numbers": ({"__metadata__": {"a": 1}, "w": W, "b": B}, "mapping of texts"),
-    "nested too deep": (b"[" * 200_000, "nested too deep"),
+FORBIDDEN: dict[str, object] = {
+    "two at one place": {"w": W, "b": {**B, "data_offsets": [0, 12]}},
+    "two that overlap": {"w": W, "b": {**B, "data_offsets": [20, 32]}},
+    "a hole": {"w": W, "b": {**B, "data_offsets": [28, 40]}},
+    "a hole at the begin": {"b": B},
+    "bytes behind the last": {"w": W},
+    "a shape below 0": other(shape=[-2, -3]),
+    "a shape of texts": other(shape=["2", 3]),
+    "a shape of fractions": other(shape=[2.9, 3]),
+    "a shape of truths": other(shape=[True, 6]),
+    "a shape without end": other(shape=[2**70]),
+    "more axes than NumPy has": other(shape=[2, 3] + [1] * 70),
+    "no shape": other(shape=None),
+    "another shape than its bytes": other(shape=[3, 3]),
+    "another type than its bytes": other(dtype="F64"),
+    "no such type": other(dtype="F99\n\x1b[2J" * 10_000),
+    "a type that no step takes": {"w": {**W, "dtype": "F8_E4M3", "shape": [24]}, "b": B},
+    "a type that is a list": other(dtype=["F32"]),
+    "a place of texts": other(data_offsets=["0", "24"]),
+    "a place that ends before it begins": other(data_offsets=[24, 0]),
+    "a place of three": other(data_offsets=[0, 24, 36]),
+    "an entry that is a number": {"w": 5},
+    "a list": [],
+    "notes that are numbers": {"__metadata__": {"a": 1}, "w": W, "b": B},
+    "nested too deep": b"[" * 200_000,
+    "no text": b"\xff" * 64,
 }
 
 
 @pytest.mark.parametrize("what", FORBIDDEN)
 def test_what_the_format_forbids_is_refused(what: str, tmp_path: Path) -> None:
-    header, words = FORBIDDEN[what]
-    with pytest.raises(UsageError, match=words):
-        read_weights(written(tmp_path / "a.safetensors", header))
+    with pytest.raises(UsageError, match=r"a\.safetensors cannot be read as weights: .") as caught:
+        read_weights(written(tmp_path / "a.safetensors", FORBIDDEN[what]))
+    assert len(caught.value.message.splitlines()) == 1
+    assert len(caught.value.message) < len(str(tmp_path)) + 300
 
 
 @pytest.mark.parametrize("length", [2**64 - 1, 2**62, 10**8 + 1])
@@ -85,17 +106,23 @@ def test_a_header_that_says_it_is_longer_than_all(length: int, tmp_path: Path) -
     path = tmp_path / "a.safetensors"
     path.write_bytes(struct.pack("<Q", length) + b"{}")
     os.truncate(path, 3 * 10**8)  # takes no place
-    with pytest.raises(UsageError, match=r"its header (is cut off|has 100,000,001 bytes)"):
+    with pytest.raises(UsageError, match="header too large"):
         read_weights(path)
 
 
 def test_a_large_file_of_nothing_is_not_read(tmp_path: Path) -> None:
     path = written(tmp_path / "a.safetensors", {})
     os.truncate(path, 6 << 30)  # takes no place
-    tracemalloc.start()
-    try:
-        with pytest.raises(UsageError, match="0 bytes, and 6,442,450,934 follow"):
-            read_weights(path)
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    finally:
-        tracemalloc.stop()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UsageError, match="file not fully covered"):
+        read_weights(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 17  # KiB, of 6 GiB
+
+
+def test_without_the_package_a_line_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(RuntimeUnavailableError, match="package safetensors") as caught:
+        read_weights(written(tmp_path / "a.safetensors", {"w": W, "b": B}))
+    assert caught.value.hint == "pip install 'memplan[weights]'"

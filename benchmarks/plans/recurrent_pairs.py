@@ -30,7 +30,7 @@ from memplan.errors import InfeasibleError
 from memplan.units import parse_size
 
 _GATES = {"LSTM": 4, "GRU": 3}
-WISHES = (("100%", "all"), ("85%", "fit"), ("75%", "fit"), ("65%", "fit"))
+WISHES = (("100%", "all"), ("85%", "auto"), ("75%", "auto"), ("65%", "auto"))
 
 # Gates of a product inside the loop, one state, and an activation of four operators.
 CELL = """

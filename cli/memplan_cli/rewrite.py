@@ -126,8 +126,8 @@ _RARELY = (
     default="",
     metavar="NAMES",
     help="What backward loops recompute at every step instead of reading what forward loops "
-    "stored: all, auto (what is cheap), names as in 'a+b*', none, or fit (what the budget "
-    "needs).  [default: fit when --strategy auto plans for a tuned session, else none]",
+    "stored: none, all, names as in 'a+b*', or auto (nothing, what is cheap or all, whichever "
+    "costs the least).  [default: auto when --strategy auto plans for a tuned session, else none]",
 )
 @click.option(
     "--reserve",

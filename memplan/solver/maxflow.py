@@ -85,11 +85,11 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Run(Generic[K]):
-    """What makes ``writes`` of ``reads`` again, at ``cost``; None: it must not."""
+    """What makes ``writes`` of ``reads``; whether it may do so ``again``."""
 
     reads: tuple[K, ...]
     writes: tuple[K, ...]
-    cost: int | None = 0
+    again: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,24 +110,22 @@ def cut(
     """What to keep of the values of a graph so that the rest can be made again, at least weight.
 
     A minimum cut, as ``min_cut_rematerialization_partition`` of PyTorch has it
-    (``torch/_functorch/partitioners.py``), with a price for a run where that has a ban. Of cuts of
-    equal weight it is the one nearest to what is given.
+    (``torch/_functorch/partitioners.py``). Of cuts of equal weight it is the one nearest to what is
+    given.
 
     Args:
         weights: of keeping a value; values that are not among them are always there.
         given: values that nothing makes.
         needed: values that must be kept or made again.
-        runs: what makes the others; each of their weights and costs is a whole number.
+        runs: what makes the others; each of their weights is a whole number.
         late: whether time is over.
 
     Returns:
         The cut, or None when it got late.
     """
-    runs = list(runs)
     number = {value: 2 + 2 * k for k, value in enumerate(weights)}
-    priced = sum(1 for run in runs if run.cost)
-    network = Network(2 + 2 * len(number) + priced)
-    endless = sum(weights.values()) + sum(run.cost or 0 for run in runs) + 1
+    network = Network(2 + 2 * len(number))
+    endless = sum(weights.values()) + 1
     for value, vertex in number.items():
         network.connect(vertex, vertex + 1, weights[value])
     for value in given:
@@ -136,19 +134,10 @@ def cut(
     for value in needed:
         if value in number:
             network.connect(number[value] + 1, 1, endless)
-    extra = 2 + 2 * len(number)
     for run in runs:
         reads = [number[value] + 1 for value in run.reads if value in number]
         writes = [number[value] for value in run.writes if value in number]
-        if run.cost is None:
-            reads = [0]
-        elif run.cost:
-            network.connect(0, extra, run.cost)
-            for vertex in reads:
-                network.connect(vertex, extra, endless)
-            reads = [extra]
-            extra += 1
-        for source in reads:
+        for source in reads if run.again else [0]:
             for target in writes:
                 network.connect(source, target, endless)
     if network.saturate(late) is None:

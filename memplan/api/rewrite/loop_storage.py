@@ -1,21 +1,20 @@
 """Pairs of loops in a plan: what their steps recompute, and the graph around as before.
 
-The problem of one step is solved for every price of a byte
-(:mod:`memplan.passes.loops.choose_storage`), which leaves a handful of graphs, from the one that is
-there to the one that stores the least. They are simulated by rising cost up to the first that keeps
-the budget without anything else; of that, what the budget does not ask for is left out again. Those
-that cost less are given to the planner, which recomputes around the loops; the least total cost
+Where nothing is asked, what is cheap to recompute and all that can be are put into effect and
+simulated, up to the first that keeps the budget without anything else. These graphs and the one
+that is there are given to the planner, which recomputes around the loops; the least total cost
 wins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from memplan.errors import UsageError
 from memplan.ir.graph import Graph
 from memplan.passes.loops.cell import CellPlan, plan_cell
-from memplan.passes.loops.choose_storage import FIT, NONE, Choice, choice_of, front, named
+from memplan.passes.loops.choose_storage import OPTION, extra_seconds, named
 from memplan.passes.loops.loop_pairs import find_pairs, sized_bytes
 from memplan.passes.loops.loop_rewrite import store_less
 from memplan.passes.loops.loop_step import PairStep, read_step
@@ -33,8 +32,7 @@ from memplan.solver.strategy import Strategy
 from memplan.units import counted
 
 NAME = "recurrent"
-_TRIALS = 24
-"""Simulations that are spent on leaving out what a budget does not ask for."""
+AUTO, NONE = "auto", "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +84,14 @@ def loop_steps(
     budget: int,
     loss: str | None = None,
 ) -> tuple[LoopStep, ...]:
-    """The choices of what to store less in the pairs of a model, by rising cost.
+    """The model with less stored in its pairs, in every way that is to be planned, by rising cost.
 
     Args:
         model: the model.
         session: what is simulated.
-        policy: ``fit``: those that may be worth it, up to one that keeps the budget by itself;
-            ``all``, ``auto`` or names (:func:`memplan.passes.loops.choose_storage.named`): that
-            one; ``none``: none.
+        policy: ``auto``: what is cheap recomputed, and all, up to one that keeps the budget by
+            itself; ``all`` or names (:func:`memplan.passes.loops.choose_storage.named`): that one;
+            ``none``: none.
         costs: seconds of nodes.
         budget: bytes, workspace included.
         loss: the name of the loss, if the user gave one.
@@ -104,18 +102,17 @@ def loop_steps(
     if policy == NONE:
         return ()
     steps = _read_pairs(model, session, costs)
-    maker = _Maker(model, session, steps, loss)
-    if policy != FIT:
-        return (maker.made(choice_of(steps, named(steps, policy))),)
+    if policy != AUTO:
+        return (_made(model, session, list(zip(steps, named(steps, policy), strict=True)), loss),)
     found: list[LoopStep] = []
-    for choice in front(steps) if steps else ():
-        if not choice.seconds:
+    for wish in ("auto", "all") if steps else ():
+        rows = list(zip(steps, named(steps, wish), strict=True))
+        seconds = sum(extra_seconds(*row) for row in rows)
+        if seconds <= sum(step.seconds for step in found[-1:]):
             continue
-        changed = maker.made(choice)
-        if fits(changed, budget):
-            last = maker.trimmed(choice, changed, budget)
-            return (*(each for each in found if each.seconds < last.seconds), last)
-        found.append(changed)
+        found.append(_made(model, session, rows, loss))
+        if found[-1].timeline.peak_with_workspace_bytes <= budget:
+            break
     return tuple(found)
 
 
@@ -138,7 +135,7 @@ def loops_again(
         again = (n for n in cell.nodes if cell.recomputes(n) and wanted.intersection(n.output))
         chosen = {name for node in again for name in node.output if name} - cell.stacked
         kept.append(plan_cell(cell, chosen | step.constants))
-    return (_Maker(model, session, steps, loss).made(choice_of(steps, kept)),)
+    return (_made(model, session, list(zip(steps, kept, strict=True)), loss),)
 
 
 def _read_pairs(model: OpenModel, session: SessionKind, costs: NodeCosts) -> list[PairStep]:
@@ -149,65 +146,24 @@ def _read_pairs(model: OpenModel, session: SessionKind, costs: NodeCosts) -> lis
     return [read_step(p, model.graph, protos, costs.estimate, exact) for p in pairs]
 
 
-def fits(changed: LoopStep, budget: int) -> bool:
-    """Whether a change of the loops keeps the budget by itself."""
-    return changed.timeline.peak_with_workspace_bytes <= budget
-
-
-@dataclass(frozen=True, slots=True)
-class _Maker:
-    """Puts choices for ``steps`` into effect."""
-
-    model: OpenModel
-    session: SessionKind
-    steps: Sequence[PairStep]
-    loss: str | None
-
-    def made(self, choice: Choice) -> LoopStep:
-        """The model with a choice put into effect, simulated."""
-        prepared = self.model.prepared
-        symbolic = symbolic_dims(prepared.proto)
-        rows = list(zip(self.steps, choice.kept, strict=True))
-        proto = store_less(prepared.proto, rows, bool(symbolic))
-        known = symbolic_dims(proto)
-        dims = {name: size for name, size in prepared.dims.items() if name in known}
-        after = opened(prepare(proto, prepared.path, dims, prepared.weights), self.loss)
-        changes = tuple(_change(step, kept) for step, kept in rows)
-        count = sum(len(change.recomputed) for change in changes)
-        loops = counted(len(changes), "backward loop")
-        note = f"{counted(count, 'node')} recomputed at every step of {loops}"
-        timeline = simulate(after.graph, self.session)
-        return LoopStep(NAME, after, timeline, True, note=note, pairs=changes)
-
-    def trimmed(self, choice: Choice, changed: LoopStep, budget: int) -> LoopStep:
-        """The same with as many recomputations left out as the budget allows, the costliest first:
-        corners of the hull are few, and what lies between them may do."""
-        trials = _TRIALS
-        improved = True
-        while improved and trials:
-            improved = False
-            options = sorted(self._less(choice), key=lambda each: each.seconds)
-            for each in options[:trials]:
-                trials -= 1
-                lower = self.made(each)
-                if fits(lower, budget):
-                    choice, changed, improved = each, lower, True
-                    break
-        return changed
-
-    def _less(self, choice: Choice) -> Iterator[Choice]:
-        """Choices in which one node fewer of one pair is recomputed, and what only it needed."""
-        for place, (step, kept) in enumerate(zip(self.steps, choice.kept, strict=True)):
-            again = {name for node in kept.recomputed for name in node.output if name}
-            for node in kept.recomputed:
-                fewer = again - set(node.output)
-                if again <= step.constants | fewer:
-                    continue
-                kept_then = [*choice.kept]
-                kept_then[place] = plan_cell(step.cell, fewer | step.constants)
-                found = choice_of(self.steps, kept_then)
-                if found.seconds < choice.seconds:
-                    yield found
+def _made(
+    model: OpenModel,
+    session: SessionKind,
+    rows: Sequence[tuple[PairStep, CellPlan]],
+    loss: str | None,
+) -> LoopStep:
+    """The model with what is decided for every pair put into effect, simulated."""
+    prepared = model.prepared
+    proto = store_less(prepared.proto, rows, bool(symbolic_dims(prepared.proto)))
+    known = symbolic_dims(proto)
+    dims = {name: size for name, size in prepared.dims.items() if name in known}
+    after = opened(prepare(proto, prepared.path, dims, prepared.weights), loss)
+    changes = tuple(_change(*row) for row in rows)
+    count = sum(len(change.recomputed) for change in changes)
+    loops = counted(len(changes), "backward loop")
+    note = f"{counted(count, 'node')} recomputed at every step of {loops}"
+    timeline = simulate(after.graph, session)
+    return LoopStep(NAME, after, timeline, True, note=note, pairs=changes)
 
 
 def _change(step: PairStep, kept: CellPlan) -> PairChange:
@@ -219,7 +175,7 @@ def _change(step: PairStep, kept: CellPlan) -> PairChange:
         pair.step_bytes,
         _stored_bytes(step, kept),
         tuple(next(o for o in node.output if o) for node in kept.recomputed),
-        choice_of([step], [kept]).seconds,
+        extra_seconds(step, kept),
     )
 
 
@@ -232,10 +188,16 @@ def _stored_bytes(step: PairStep, kept: CellPlan) -> int:
 
 
 def loops_policy(asked: str, strategy: Strategy, session: SessionKind) -> str:
-    """What is done with loops: what is ``asked``; where that is nothing, ``fit`` for the planner's
-    own search in tuned sessions, and ``none`` else."""
+    """What is done with loops: what is ``asked``; where that is nothing, ``auto`` for the planner's
+    own search in tuned sessions, and ``none`` else.
+
+    Raises:
+        UsageError: what earlier versions had is asked for.
+    """
+    if asked == "fit":
+        raise UsageError(f"{OPTION} fit is gone", f"{OPTION} auto")
     searched = isinstance(strategy, Search) and session.name == "tuned"
-    return asked or (FIT if searched else NONE)
+    return asked or (AUTO if searched else NONE)
 
 
 def with_loops(plan: Plan, loops: Sequence[LoopStep], costs: NodeCosts, graph: Graph) -> Plan:

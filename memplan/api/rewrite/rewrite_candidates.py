@@ -14,7 +14,7 @@ import onnx
 
 from memplan.api.analysis import Analysis, analyze_open
 from memplan.api.rewrite.goal import Goal, Source
-from memplan.api.rewrite.loop_storage import LoopStep, loop_steps, step_seconds
+from memplan.api.rewrite.loop_storage import AUTO, NONE, LoopStep, loop_steps, step_seconds
 from memplan.api.state_modes import like_state
 from memplan.errors import MemplanError, ModelError, ProviderMissingError, RuntimeUnavailableError
 from memplan.ops.sharp_edges import (
@@ -27,7 +27,6 @@ from memplan.ops.sharp_edges import (
 )
 from memplan.passes.chunk.choose_chunks import ChunkRegions
 from memplan.passes.chunk.chunk_layers import ChunkLayers
-from memplan.passes.loops.choose_storage import FIT, NONE
 from memplan.planning.plain.as_loaded import as_loaded, changes_at_load
 from memplan.processes.scratch import scratch_folder
 from memplan.proto.metadata import STATE, carry_marks, get_metadata, set_metadata
@@ -198,7 +197,7 @@ def _with_loops(variant: Variant, source: Source, goal: Goal) -> Iterator[Candid
     changes = loop_steps(
         model, goal.session, goal.loops, costs, goal.budget_bytes, goal.options.loss
     )
-    if goal.loops in (FIT, NONE):
+    if goal.loops in (AUTO, NONE):
         yield Candidate(variant, analysis)
     whole = step_seconds(costs, model.graph)
     for change in changes:

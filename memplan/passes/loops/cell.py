@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -221,26 +221,12 @@ def _cheap(cell: Cell, constant: Collection[str]) -> set[str]:
         if name not in constant
         for free in [name in cell.stacked or (name in cell.needed and name in cell.inputs)]
     }
-    return least_stored(
-        cell,
-        weights,
-        lambda node: None if not cell.recomputes(node) or operator(operator_key(node)).work else 0,
-    )
-
-
-def least_stored(
-    cell: Cell, weights: Mapping[str, int], cost: Callable[[onnx.NodeProto], int | None]
-) -> set[str]:
-    """What to recompute so that the weights of what is stored and the costs of what runs again are
-    the least in sum; see :func:`memplan.solver.maxflow.cut`.
-
-    Args:
-        cell: the cell.
-        weights: of inputs and computed tensors; those that are the same at every step are left out.
-        cost: that of a node, None where it must not run again.
-    """
     runs = (
-        Run(reads_of(node), tuple(name for name in node.output if name), cost(node))
+        Run(
+            reads_of(node),
+            tuple(name for name in node.output if name),
+            cell.recomputes(node) and not operator(operator_key(node)).work,
+        )
         for node in cell.nodes
     )
     found = cut(weights, cell.inputs, cell.needed, runs)

@@ -15,7 +15,7 @@ from memplan.ir.graph import Graph, TensorKind
 from memplan.ops.book import SAME_ELEMENTS
 from memplan.passes.loops.call import LoopCall
 from memplan.passes.loops.cell import Cell, constant_tensors
-from memplan.passes.loops.loop_pairs import RecurrentPair, sized_bytes
+from memplan.passes.loops.loop_pairs import RecurrentPair
 from memplan.passes.loops.sequences import Projection, projection_of
 from memplan.proto.edit import copied
 from memplan.proto.loop_node import Slices
@@ -30,14 +30,12 @@ Seconds = Callable[[Graph], list[float]]
 class PairStep:
     """One step of a pair.
 
-    ``weights`` are bytes per step that the backward part holds if a tensor is stored; 0 for what
-    it holds anyway. ``seconds`` (by a node's first output) are those of recomputing it.
-    ``formals`` are names that projections read slices of ``Slices`` under.
+    ``seconds`` (by a node's first output) are those of recomputing it. ``formals`` are names that
+    projections read slices of ``Slices`` under.
     """
 
     pair: RecurrentPair
     cell: Cell
-    weights: Mapping[str, int]
     seconds: Mapping[str, float]
     formals: Mapping[str, Slices]
 
@@ -52,7 +50,7 @@ class _Draft:
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
     formals: dict[str, Slices] = field(default_factory=dict)
-    weights: dict[str, int] = field(default_factory=dict)
+    held: set[str] = field(default_factory=set)
     seconds: dict[str, float] = field(default_factory=dict)
     fixed: set[str] = field(default_factory=set)
     types: dict[str, TensorType] = field(default_factory=dict)
@@ -89,31 +87,31 @@ def read_step(
             )
             draft.formals[formal] = Slices(source, 0, found.reversed_)
             draft.inputs.append(formal)
-            draft.weights[formal] = held.weight(source)
             whole = graph.tensor_named(source)
             assert whole is not None
             draft.types[formal] = TensorType(whole.dtype, whole.shape[1:])
             draft.seconds[name] = seconds[product] / pair.steps
-        draft.weights[name] = held.weight(found.name)
+            if held.anyway(found.name):
+                draft.held.add(name)
     draft.inputs += [state.before for state in call.states]
     if call.counter:
         draft.inputs.append(call.counter)
-        draft.weights[call.counter] = 0
     body = graph.bodies[call.index][0].graph
     assert body is not None
     _add_body(call, body, draft, estimate(body))
-    _weigh(call, draft, held)
+    draft.types.update(call.types)
+    draft.held.update(inner for inner, item in call.stacked if held.anyway(item.name))
     reads = set(pair.reads.values())
     cell = Cell(
         nodes=draft.nodes,
         inputs=tuple(draft.inputs),
         needed=frozenset(reads),
-        stacked=frozenset(n for n, weight in draft.weights.items() if not weight) - {*draft.inputs},
+        stacked=frozenset(draft.held) - {*draft.inputs},
         types=draft.types,
         fixed=frozenset(draft.fixed),
         called=_called(call),
     )
-    return PairStep(pair, cell, draft.weights, draft.seconds, draft.formals)
+    return PairStep(pair, cell, draft.seconds, draft.formals)
 
 
 def _called(call: LoopCall) -> dict[str, tuple[str, ...]]:
@@ -144,20 +142,6 @@ def _add_body(call: LoopCall, body: Graph, draft: _Draft, seconds: Sequence[floa
             draft.fixed.update(outputs)
 
 
-def _weigh(call: LoopCall, draft: _Draft, held: _Held) -> None:
-    """Bytes of what the body computes, and of the states before the step."""
-    for name, found in call.types.items():
-        draft.types[name] = found
-        draft.weights.setdefault(name, sized_bytes(found))
-    for inner, item in call.stacked:
-        if held.anyway(item.name):
-            draft.weights[inner] = 0
-    for state in call.states:
-        homes = [n.name for inner, n in call.stacked if inner in (state.before, state.after)]
-        if any(held.anyway(name) for name in homes):
-            draft.weights[state.before] = 0
-
-
 @dataclass(frozen=True, slots=True)
 class _Held:
     """What the backward part holds, whatever is decided for the pair."""
@@ -172,12 +156,6 @@ class _Held:
         last = max((self._end(reader) for reader in tensor.readers), default=-1)
         resident = tensor.kind is not TensorKind.COMPUTED
         return resident or tensor.is_output or last > self.pair.backward.index
-
-    def weight(self, name: str) -> int:
-        """Bytes of one slice; 0 if it is held anyway."""
-        tensor = self.graph.tensor_named(name)
-        assert tensor is not None
-        return 0 if self.anyway(name) else tensor.nbytes // self.pair.steps
 
     def _end(self, node: int) -> int:
         """The last node that reads a tensor through views of it."""

@@ -98,7 +98,7 @@ class StashGraph:
                 Run(
                     tuple(self.sources[root]),
                     (root,),
-                    None if root in self.links.fixed or made_by & banned else 0,
+                    root not in self.links.fixed and not made_by & banned,
                 )
                 for root, made_by in self.made_by.items()
             ),

@@ -148,7 +148,7 @@ class Batches:
         if result is None:
             raise UsageError(
                 f"the step leaves the size of a batch open: '{firsts[0]}'",
-                f"give it: batch=N, or --dim {firsts[0]}=N",
+                f"give it: batch=SIZE, or --dim {firsts[0]}=SIZE",
             )
         return result
 

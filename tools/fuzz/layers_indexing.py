@@ -269,6 +269,5 @@ def recurrent(d: Draft, op: str) -> None:
     inputs.append(d.of((1, batch, hidden)) if d.maybe(0.4) else "")
     if op == "LSTM":
         inputs.append(d.of((1, batch, hidden)) if d.maybe(0.4) else "")
-        inputs.append(d.of((1, 3 * hidden)) if d.maybe(0.3) else "")
     given = some(d, linear_before_reset=(0, 1)) if op == "GRU" else {}
     d.add(op, inputs, d.r.choice((1, 2)), hidden_size=hidden, **layout, **given)

@@ -25,7 +25,7 @@ from memplan.proto.metadata import PHASE_KEY, node_metadata
 from memplan.proto.nodes import subgraphs
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, read_type, value_info
 
-_GRADED = (0, 1, 2, 3, 5, 6, 7)  # input slots that have a gradient: all but the sequence lengths
+_GRADED = (0, 1, 2, 3, 5, 6)  # input slots that have a gradient: all but the sequence lengths
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from memplan.shapes.tensor_type import TensorType
 
 @expansion("LSTM")
 def lstm(ctx: Context) -> Sequence[Value | None]:
-    """Three activations (gates, cell, output), two states, peepholes."""
+    """Three activations (gates, cell, output), two states."""
     return _Expansion(ctx, Lstm, gates=4, states=2, defaults=("Sigmoid", "Tanh", "Tanh")).run()
 
 
@@ -40,6 +40,25 @@ def gru(ctx: Context) -> Sequence[Value | None]:
 def rnn(ctx: Context) -> Sequence[Value | None]:
     """Hₜ = f(Xₜ·Wᵀ + Hₜ₋₁·Rᵀ + b)."""
     return _Expansion(ctx, Rnn, gates=1, states=1, defaults=("Tanh",)).run()
+
+
+def _refuse_rare(ctx: Context) -> None:
+    """Refuse what hardly any exporter writes.
+
+    Raises:
+        ModelError: the layer has such a thing.
+    """
+    for is_here, does, part in (
+        (ctx.has_attribute("clip"), "clips its gates", "attribute clip"),
+        (bool(ctx.attribute("input_forget", 0)), "couples its gates", "attribute input_forget"),
+        (bool(ctx.attribute("layout", 0)), "has the batch first", "attribute layout"),
+        (ctx.input(7) is not None, "has peepholes", "input P"),
+    ):
+        if is_here:
+            raise ModelError(
+                f"{ctx.node.op_type} '{ctx.node.name}' {does} ({part}), which has no gradient here",
+                f"remove the {part.split()[0]}, or take the operator off the path to the loss",
+            )
 
 
 class _Expansion:
@@ -58,17 +77,10 @@ class _Expansion:
         self.states = states
         self.gates = gates
         self.directions = 2 if ctx.attribute("direction", "forward") == "bidirectional" else 1
-        if ctx.has_attribute("clip"):
-            raise ModelError(
-                f"{ctx.node.op_type} '{ctx.node.name}' clips its gates (attribute clip), which "
-                "has no gradient here",
-                "remove the attribute, or take the operator off the path to the loss",
-            )
+        _refuse_rare(ctx)
         self.activations = activations(ctx, defaults, self.directions)
-        x, _, r = ctx.tensors[:3]
-        self.layout = ctx.attribute("layout", 0)
-        self.x = ctx.transpose(x, [1, 0, 2]) if self.layout else x
-        hidden, width = r.shape[2], x.shape[2]
+        self.x, _, r = ctx.tensors[:3]
+        hidden, width = r.shape[2], self.x.shape[2]
         if not isinstance(hidden, int) or not isinstance(width, int):
             raise ModelError(
                 f"the hidden or input size of {ctx.node.op_type} '{ctx.node.name}' is not known",
@@ -90,8 +102,6 @@ class _Expansion:
             axis = 1 if k == 0 else 0
             parts = [ctx.unsqueeze(side[k], [axis]) for side in sides]
             whole = parts[0] if len(parts) == 1 else ctx.op("Concat", *parts, axis=axis)
-            if self.layout:  # [T, D, B, H] → [B, T, D, H]; [D, B, H] → [B, D, H]
-                whole = ctx.transpose(whole, [2, 0, 1, 3] if k == 0 else [1, 0, 2])
             found.append(whole)
         return found[: len(ctx.node.output)]
 
@@ -100,8 +110,6 @@ class _Expansion:
         value = self.ctx.input(slot)
         if value is None:
             return None
-        if self.layout and slot in (5, 6):
-            value = self.ctx.transpose(value, [1, 0, 2])
         if self.directions > 1:
             value = self.ctx.slice(value, [direction], [direction + 1], [0])
         return self.ctx.squeeze(value, [0])
@@ -111,13 +119,12 @@ class _Expansion:
         recurrent = self._part(2, direction)
         assert recurrent is not None
         bias = self._part(3, direction)
-        peepholes = self._part(7, direction) if self.gates == 4 else None
         if bias is None:
-            return CellWeights(recurrent, None, None, peepholes)
+            return CellWeights(recurrent, None, None)
         first, second = (ctx.slice(bias, [k * size], [(k + 1) * size], [0]) for k in (0, 1))
         if not self.cell.keeps_bias(ctx):
-            return CellWeights(recurrent, first + second, None, peepholes)
-        return CellWeights(recurrent, first, second, peepholes)
+            return CellWeights(recurrent, first + second, None)
+        return CellWeights(recurrent, first, second)
 
     def _projected(self, direction: int, bias: Value | None) -> Value:
         """X·Wᵀ + b of all steps at once, [T, B, gates·hidden]."""

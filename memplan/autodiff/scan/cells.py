@@ -5,7 +5,7 @@ Equations, gate order and the defaults of activations are those of ONNX's operat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -17,22 +17,17 @@ from memplan.autodiff.loop_bodies import BodyWriter
 from memplan.errors import ModelError
 
 Activation = Callable[[Value], Value]
-# Defaults of alpha and beta where an operator has them (ONNX operator documentation of LSTM).
-_ALPHA = {"LeakyRelu": 0.01, "ThresholdedRelu": 1.0, "HardSigmoid": 0.2, "Elu": 1.0}
-_BETA = {"HardSigmoid": 0.5}
-_PLAIN = {"Sigmoid", "Tanh", "Relu", "Softsign", "Softplus", *_ALPHA}
-_SCALED = {"Affine", "ScaledTanh"}
+_ACTIVATIONS = ("Sigmoid", "Tanh", "Relu", "HardSigmoid")
 
 
 @dataclass(frozen=True, slots=True)
 class CellWeights:
     """Of one direction: ``recurrent`` [gates·hidden, hidden], ``input_bias`` and ``bias``
-    [gates·hidden] or None, ``peepholes`` [3·hidden] or None."""
+    [gates·hidden] or None."""
 
     recurrent: Value
     input_bias: Value | None
     bias: Value | None
-    peepholes: Value | None
 
 
 class RecurrentCell:
@@ -52,13 +47,6 @@ class RecurrentCell:
         self.activations = activations
         self.recurrent = writer.captured(weights.recurrent)
         self.bias = writer.captured(weights.bias) if weights.bias is not None else None
-        self.peepholes: list[Value] = []
-        if weights.peepholes is not None:
-            size = weights.recurrent.shape[1]
-            assert isinstance(size, int)
-            for k in range(3):
-                part = ctx.slice(weights.peepholes, [k * size], [(k + 1) * size], [0])
-                self.peepholes.append(writer.captured(part))
 
     @classmethod
     def keeps_bias(cls, ctx: Context) -> bool:
@@ -101,7 +89,7 @@ class Rnn(RecurrentCell):
 
 
 class Lstm(RecurrentCell):
-    """Gates in the order input, output, forget, candidate; peepholes read the cell state."""
+    """Gates in the order input, output, forget, candidate."""
 
     def step(self, x: Value, *states: Value) -> list[Value]:
         """See the class."""
@@ -111,21 +99,17 @@ class Lstm(RecurrentCell):
             parts = self.split(self.product(h, self.recurrent, x), [self.hidden] * 4)
         i, o, f, new = parts
         with self.named("input"):
-            i = gate(self._peep(i, c, 0))
+            i = gate(i)
         with self.named("forget"):
-            coupled = self.ctx.attribute("input_forget", 0)
-            f = 1 - i if coupled else gate(self._peep(f, c, 2))
+            f = gate(f)
         with self.named("candidate"):
             new = inner(new)
         with self.named("c"):
             after = f * c + i * new
         with self.named("output"):
-            o = gate(self._peep(o, after, 1))
+            o = gate(o)
         with self.named("h"):
             return [o * outer(after), after]
-
-    def _peep(self, part: Value, c: Value, which: int) -> Value:
-        return part + self.peepholes[which] * c if self.peepholes else part
 
 
 class Gru(RecurrentCell):
@@ -186,17 +170,20 @@ def activations(ctx: Context, defaults: tuple[str, ...], directions: int) -> lis
     alphas = list(ctx.attribute("activation_alpha", list[float]()))
     betas = list(ctx.attribute("activation_beta", list[float]()))
     found: list[Activation] = []
-    known = {name.lower(): name for name in (*_PLAIN, *_SCALED)}
+    known = {name.lower(): name for name in _ACTIVATIONS}
     for name in names:
         op = known.get(name.lower())
         if op is None:
             raise ModelError(
-                f"{ctx.node.op_type} '{ctx.node.name}' has an activation '{name}' that is not known"
+                f"{ctx.node.op_type} '{ctx.node.name}' has an activation '{name}' that is not "
+                "known",
+                f"{', '.join(_ACTIVATIONS)} have a gradient within a layer",
             )
-        takes_alpha, takes_beta = op in _ALPHA or op in _SCALED, op in _BETA or op in _SCALED
-        alpha = alphas.pop(0) if takes_alpha and alphas else _ALPHA.get(op, 1.0)
-        beta = betas.pop(0) if takes_beta and betas else _BETA.get(op, 0.0)
-        found.append(_activation(op, alpha, beta))
+        given: dict[str, float] = {}
+        if op == "HardSigmoid":
+            given["alpha"] = alphas.pop(0) if alphas else 0.2
+            given["beta"] = betas.pop(0) if betas else 0.5
+        found.append(_activation(op, given))
     count = len(defaults)
     return [found[k * count : (k + 1) * count] for k in range(directions)]
 
@@ -205,15 +192,6 @@ def _text(name: str | bytes) -> str:
     return name.decode() if isinstance(name, bytes) else name
 
 
-def _activation(op: str, alpha: float, beta: float) -> Activation:
-    """The function as nodes."""
-    if op == "Affine":
-        return lambda x: x * alpha + beta
-    if op == "ScaledTanh":
-        return lambda x: x.emitter.op("Tanh", x * beta) * alpha
-    given: dict[str, Any] = {}
-    if op in _ALPHA:
-        given["alpha"] = alpha
-    if op in _BETA:
-        given["beta"] = beta
+def _activation(op: str, given: Mapping[str, Any]) -> Activation:
+    """The function as a node."""
     return lambda x: x.emitter.op(op, x, **given)

@@ -36,8 +36,11 @@ def test_report(run: Memplan) -> None:
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        ({"clip": 1.0}, "LSTM 'rnn' clips its gates"),
+        ({"clip": 1.0}, r"LSTM 'rnn' clips its gates \(attribute clip\)"),
+        ({"input_forget": 1}, r"LSTM 'rnn' couples its gates \(attribute input_forget\)"),
+        ({"layout": 1}, r"LSTM 'rnn' has the batch first \(attribute layout\)"),
         ({"activations": ["Sigmoid", "Cosh", "Tanh"]}, "has an activation 'Cosh' that is not"),
+        ({"activations": ["Sigmoid", "Affine", "Tanh"]}, "has an activation 'Affine' that is not"),
     ],
 )
 def test_refused(attributes: dict[str, object], message: str) -> None:
@@ -46,23 +49,12 @@ def test_refused(attributes: dict[str, object], message: str) -> None:
         build_gradients(model, Request(("loss",), ("W",)))
 
 
-def test_batch_first() -> None:
-    """``layout`` 1 (which ONNX Runtime does not run) is the same with axes exchanged."""
-    x, w, r = (draw(s, k) / 2 for k, s in enumerate([(3, 2, 5), (1, 8, 5), (1, 8, 2)]))
-    results = {}
-    for layout in (0, 1):
-        feeds = x.swapaxes(0, 1) if layout else x
-        model, given = single(
-            "LSTM", np.ascontiguousarray(feeds), w, r, outputs=3, hidden_size=2, layout=layout
-        )
-        trained = build_gradients(model, Request(("y0", "y2"), tuple(given)))
-        results[layout] = runtime(trained, given)
-    one, other = results[0], results[1]
-    np.testing.assert_allclose(other["y0"], one["y0"].transpose(2, 0, 1, 3), rtol=1e-12)
-    np.testing.assert_allclose(other["y2"], one["y2"].swapaxes(0, 1), rtol=1e-12)
-    np.testing.assert_allclose(other["x0_grad"], one["x0_grad"].swapaxes(0, 1), rtol=1e-12)
-    for name in ("x1_grad", "x2_grad"):
-        np.testing.assert_allclose(other[name], one[name], rtol=1e-12)
+def test_peepholes_are_refused() -> None:
+    arrays = [draw(s, k) for k, s in enumerate([(3, 2, 5), (1, 8, 5), (1, 8, 2)])]
+    more = (None, None, None, None, draw((1, 6), 7))
+    model, given = single("LSTM", *arrays, *more, outputs=1, hidden_size=2)
+    with pytest.raises(ModelError, match=r"has peepholes \(input P\), which has no gradient here"):
+        build_gradients(model, Request(("y0",), tuple(given)))
 
 
 def test_weights_inside_a_body(tmp_path: Path) -> None:

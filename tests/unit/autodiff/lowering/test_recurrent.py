@@ -30,17 +30,14 @@ def given(gates: int, sides: int, *, states: int) -> dict[str, Array]:
     return found
 
 
-def lstm(attributes: dict[str, Any], sides: int = 1, peepholes: bool = False) -> Case:
+def lstm(attributes: dict[str, Any], sides: int = 1) -> Case:
     feeds = given(4, sides, states=2)
-    more = " p" if peepholes else ""
-    if peepholes:
-        feeds["p"] = some(sides, 3 * HIDDEN, seed=6, low=-0.5, high=0.5)
-    grads = "x_grad w_grad r_grad b_grad h_grad c_grad" + (" p_grad" if peepholes else "")
+    grads = "x_grad w_grad r_grad b_grad h_grad c_grad"
     feeds["y_grad"] = some(STEPS, sides, BATCH, HIDDEN, seed=7)
     nodes = [
         node(
             "LSTMTraining",
-            f"x w r b _ h c{more}",
+            "x w r b _ h c",
             "y last cell cells gates",
             hidden_size=HIDDEN,
             **attributes,
@@ -71,7 +68,6 @@ CASES = {
     "lstm": lambda: lstm({}),
     "lstm, reverse": lambda: lstm({"direction": "reverse"}),
     "lstm, both ways": lambda: lstm({"direction": "bidirectional"}, 2),
-    "lstm, peepholes": lambda: lstm({}, peepholes=True),
     "gru": lambda: gru({}),
     "gru, reset behind the product": lambda: gru({"linear_before_reset": 1}),
     "gru, both ways": lambda: gru({"direction": "bidirectional"}, 2),

@@ -21,8 +21,6 @@ def recurrent(
     *,
     lengths: Array | None = None,
     initial: bool = False,
-    peepholes: bool = False,
-    layout: int = 0,
     outputs: int = 2,
     **attributes: Any,
 ) -> tuple[onnx.ModelProto, dict[str, Array]]:
@@ -30,11 +28,9 @@ def recurrent(
     gates, d = GATES[op], directions
     if d == 2:
         attributes["direction"] = "bidirectional"
-    if layout:
-        attributes["layout"] = layout
-    state = (BATCH, d, HIDDEN) if layout else (d, BATCH, HIDDEN)
+    state = (d, BATCH, HIDDEN)
     parts: list[Array | None] = [
-        draw((BATCH, STEPS, WIDTH) if layout else (STEPS, BATCH, WIDTH), 1),
+        draw((STEPS, BATCH, WIDTH), 1),
         draw((d, gates * HIDDEN, WIDTH), 2) / 2,
         draw((d, gates * HIDDEN, HIDDEN), 3) / 2,
         draw((d, 2 * gates * HIDDEN), 4) / 2,
@@ -43,7 +39,6 @@ def recurrent(
     ]
     if op == "LSTM":
         parts.append(draw(state, 6) / 2 if initial else None)
-        parts.append(draw((d, 3 * HIDDEN), 7) / 2 if peepholes else None)
     parts = [p.astype(dtype) if p is not None and p.dtype.kind == "f" else p for p in parts]
     while parts[-1] is None:
         parts.pop()
@@ -57,24 +52,29 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "lstm": ("LSTM", 1, {"outputs": 3}),
     "lstm reverse": ("LSTM", 1, {"direction": "reverse", "initial": True}),
     "lstm both": ("LSTM", 2, {"initial": True, "outputs": 3}),
-    "lstm peepholes": ("LSTM", 1, {"peepholes": True, "outputs": 3}),
     "lstm lengths": ("LSTM", 2, {"lengths": np.array([2, 3], np.int32), "outputs": 3}),
     "lstm full length": ("LSTM", 1, {"lengths": np.array([3, 3], np.int32)}),
     "gru": ("GRU", 1, {}),
     "gru reset behind": ("GRU", 2, {"linear_before_reset": 1, "initial": True}),
     "rnn": ("RNN", 1, {}),
     "rnn both": ("RNN", 2, {"initial": True, "lengths": np.array([1, 3], np.int32)}),
-    "rnn affine": (
-        "RNN",
+    "lstm hard sigmoid": (
+        "LSTM",
         1,
-        {"activations": ["Affine"], "activation_alpha": [0.5], "activation_beta": [0.1]},
+        {
+            "activations": ["HardSigmoid", "Tanh", "HardSigmoid"],
+            "activation_alpha": [0.3],
+            "activation_beta": [0.4],
+        },
     ),
+    "rnn relu": ("RNN", 1, {"activations": ["Relu"]}),
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if name != "lstm hard sigmoid"])
 def test_finite_differences(name: str) -> None:
-    """In float64, of the expansion (nothing evaluates the operators in float64 otherwise)."""
+    """In float64, of the expansion (nothing evaluates the operators in float64 otherwise);
+    HardSigmoid has no float64 kernel."""
     op, directions, options = CASES[name]
     model, feeds = recurrent(op, directions, **options)
     written_out = expanded(model, list(feeds))

@@ -141,18 +141,6 @@ def write_with_weights(
     return placement
 
 
-def embed_weights(model: onnx.ModelProto, source: Path) -> None:
-    """Put external data, which is relative to ``source``, into ``model``, in place.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
-    for tensor in external_tensors(model):
-        tensor.raw_data = external_content(tensor, source.parent)
-        tensor.ClearField("external_data")
-        tensor.data_location = onnx.TensorProto.DEFAULT
-
-
 @dataclass(frozen=True, slots=True)
 class _Place:
     """Bytes of a file."""

@@ -8,8 +8,8 @@ pinned the runtime keeps the plan's order; with fewer it decides more for itself
 to memory is simulated here for each choice: order, buffer reuse, and the block that the memory
 pattern holds from the second run on. No ONNX in here.
 
-Its oracle is :mod:`memplan.simulate.allocation` (with ``simulate/run_order.py`` and ``arena.py``):
-two programs whose figures must agree to the byte whenever a model is written. That is worth
+Its oracle is :mod:`memplan.simulate.allocation` (with ``run_order.py`` and ``pattern.py`` beside
+it): two programs whose figures must agree to the byte whenever a model is written. That is worth
 something only while they share no code, so neither may ever import the other.
 """
 

@@ -16,6 +16,7 @@ import memplan
 from helpers.processes import HANG_SECONDS
 
 HEAVY = ("numpy", "onnx", "onnxruntime", "numba", "rich", "click", "highspy", "joblib")
+HEAVY += ("ml_dtypes", "flatbuffers", "safetensors")
 PACKAGE = Path(memplan.__file__).parent
 # Those that work on models.
 FUNCTIONS = [n for n in memplan.__all__ if n.islower() and n != "parse_size"]
@@ -109,7 +110,7 @@ def test_errors_and_sizes_load_nothing_heavy() -> None:
 
 
 def test_analysis_loads_neither_a_runtime_nor_a_solver() -> None:
-    assert loaded("from memplan import analyze") == {"numpy", "onnx"}
+    assert loaded("from memplan import analyze") == {"numpy", "onnx", "ml_dtypes"}
 
 
 @pytest.mark.parametrize("arguments", ["'--help'", "'--version'", "'-h'"])

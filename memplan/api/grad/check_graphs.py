@@ -18,9 +18,10 @@ from onnx import numpy_helper
 from memplan.api.grad.double_graph import in_double
 from memplan.errors import MemplanError
 from memplan.proto.edit import copied, drop_named, remove_unread, replace_nodes
+from memplan.proto.external import external_tensors
 from memplan.proto.fed_draws import NORMAL, cannot_be_fed, family, feed_draws, random_nodes
 from memplan.proto.nodes import reads_of
-from memplan.proto.weights import embed_weights
+from memplan.proto.weights import external_content
 from memplan.runtime.archive import BFLOAT16
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.messages import RunRequest
@@ -218,7 +219,10 @@ def take_weights(
     Few elements that are not to be so ``always`` stay in the model: inference may read them. Those
     in other files lie beside ``path``.
     """
-    embed_weights(model, path)
+    for tensor in external_tensors(model):
+        tensor.raw_data = external_content(tensor, path.parent)
+        tensor.ClearField("external_data")
+        tensor.data_location = onnx.TensorProto.DEFAULT
     graph = model.graph
     given = {value.name for value in graph.input}
     taken = set()

@@ -82,9 +82,9 @@ _RARELY = (
 )
 @click.option(
     "--passes",
+    type=click.Choice(["all", "none"]),
     default="all",
     show_default=True,
-    metavar="all|none",
     help="Changes to make first, which save memory and cost no time.",
 )
 @click.option(

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memplan.deadline import Deadline
-from memplan.errors import UsageError
 from memplan.ir.graph import Graph
 from memplan.passes.elide import Elide
 from memplan.passes.graph_pass import Pass, peak_did_not_rise
@@ -24,7 +23,6 @@ NAMES = (Elide.name, Prune.name, Release.name, Masks.name, Order.name)
 REWIRING = (Release.name, Masks.name)
 """Those that let nodes compute something else, which gives the same."""
 _SPARED = (Release.name, Masks.name, Order.name)
-ALL, NONE = "all", "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,33 +64,11 @@ def recorded(steps: Sequence[PassStep]) -> dict[str, list[str]]:
     return {"passes": [step.name for step in steps], **interface}
 
 
-def parse_passes(text: str) -> tuple[str, ...]:
-    """``all`` or ``none`` → names in the order in which they run.
-
-    Raises:
-        UsageError: it is neither.
-    """
-    if text not in (ALL, NONE):
-        raise UsageError(
-            f"expected all or none, got '{text}'",
-            "passes are no longer chosen one by one; one that would raise the peak is left out",
-        )
-    return NAMES if text == ALL else ()
-
-
 def make_passes(
     names: Sequence[str], wrt: tuple[str, ...] = (), seconds: float = 2.0, rounds: int = 0
 ) -> tuple[Pass, ...]:
     """The passes of these names. ``wrt``: see :class:`Prune`; ``seconds``: for the order, or
-    ``rounds`` instead.
-
-    Raises:
-        UsageError: ``wrt`` is given, and no pass would heed it.
-    """
-    if wrt and Prune.name not in names:
-        raise UsageError(
-            "--wrt requires --passes all", "leave --passes out, or use 'memplan grad --wrt'"
-        )
+    ``rounds`` instead."""
     known: dict[str, Pass] = {
         Elide.name: Elide(),
         Prune.name: Prune(wrt),
@@ -104,21 +80,16 @@ def make_passes(
 
 
 def passes_for(
-    session: SessionKind, text: str, wrt: tuple[str, ...], seconds: float, rounds: int = 0
+    session: SessionKind, wrt: tuple[str, ...], seconds: float, rounds: int = 0
 ) -> tuple[Pass, ...]:
-    """The passes that ``text`` names, as far as they fit the kind of session.
+    """All passes that fit the kind of session.
 
     A plain session optimizes what it loads, in an order of its own: nodes that are moved go
     elsewhere there, and copies that were removed may bring fusions that cost memory. There only
     outputs are removed.
-
-    Raises:
-        UsageError: ``text`` is neither, or ``wrt`` is given and no pass would heed it.
     """
-    names = parse_passes(text)
-    if session.reuse or not session.priority_order:
-        names = tuple(name for name in names if name == Prune.name)
-    return make_passes(names, wrt, seconds, rounds)
+    ordered = session.priority_order and not session.reuse
+    return make_passes(NAMES if ordered else (Prune.name,), wrt, seconds, rounds)
 
 
 def before_orders(passes: Sequence[Pass], more: Pass) -> tuple[Pass, ...]:

@@ -13,7 +13,7 @@ from memplan.ops.cost import DEVICES, Device, device_for
 from memplan.passes.chunk.asked import NONE as NO_CHUNKS
 from memplan.passes.chunk.asked import Asked
 from memplan.passes.graph_pass import Pass
-from memplan.passes.manager import ALL, passes_for
+from memplan.passes.manager import passes_for
 from memplan.planning.costs import NodeCosts, check_costs, measured_costs, read_costs
 from memplan.planning.forms.extend_graph import NO_KINDS
 from memplan.planning.forms.on_host import ON_HOST
@@ -30,6 +30,7 @@ from memplan.units import SizeSpec, parse_budget, parse_size
 _MOST_LIKELY_PERCENT = 100
 LEVELS = ("none", "extended")
 """Of ONNX Runtime's optimizer, as far as plans are made for them."""
+PASSES = ("all", "none")
 
 
 GONE = {
@@ -77,7 +78,7 @@ class RewriteOptions:
     costs: Path | None = None
     device: str | None = None
     loss: str | None = None
-    passes: str = ALL
+    passes: str = "all"
     wrt: tuple[str, ...] = ()
     scan_recompute: str = ""
     weights: str = "auto"
@@ -89,8 +90,12 @@ class RewriteOptions:
         settle(
             self,
             {"effort": 0},
-            {"optimize": LEVELS, "weights": tuple(Weights)},
+            {"optimize": LEVELS, "passes": PASSES, "weights": tuple(Weights)},
         )
+        if self.wrt and self.passes == "none":
+            raise UsageError(
+                "--wrt requires --passes all", "leave --passes out, or use 'memplan grad --wrt'"
+            )
         check_time_limit(self.time_limit)
 
 
@@ -162,8 +167,10 @@ class Goal:
     def passes(self) -> tuple[Pass, ...]:
         """What runs before anything is recomputed."""
         options = self.options
+        if options.passes == "none":
+            return ()
         seconds = self.deadline.share(_ORDER_SHARE, _ORDER_SECONDS).left
-        every = passes_for(self.session, options.passes, options.wrt, seconds, options.effort)
+        every = passes_for(self.session, options.wrt, seconds, options.effort)
         return tuple(each for each in every if each.name not in self.without)
 
     @property

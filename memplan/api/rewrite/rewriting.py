@@ -50,7 +50,6 @@ from memplan.errors import InfeasibleError, RuntimeUnavailableError, UsageError
 from memplan.ops.float_types import unsupported_kernels, unsupported_notes
 from memplan.passes.chunk.asked import NONE as NO_CHUNKS
 from memplan.passes.chunk.asked import parse_chunks
-from memplan.passes.manager import passes_for
 from memplan.passes.order import in_state_order
 from memplan.planning.plain.as_loaded import (
     NOT_ASKED,
@@ -200,7 +199,6 @@ def _rewrite(
     chunks = parse_chunks(options.chunk)
     session = session_kind(options.session, options.provider)
     strategy = strategy_for(options)
-    passes_for(session, options.passes, options.wrt, 0.0)
     read = options.costs if again is None else again.file
     if target is not None:
         check_target(target, force, path, read)

@@ -6,14 +6,12 @@ import pytest
 
 from helpers.graphs import REUSING, TUNED, open_text
 from helpers.passes import STEP, TWO_WIDE
-from memplan.errors import UsageError
 from memplan.passes.elide import Elide
 from memplan.passes.graph_pass import Applied
 from memplan.passes.manager import (
     NAMES,
     PassManager,
     make_passes,
-    parse_passes,
     passes_for,
     recorded,
     removed,
@@ -31,14 +29,7 @@ PLAIN = session_kind("default")
 
 
 def test_passes_by_name() -> None:
-    assert parse_passes("all") == NAMES
     assert NAMES == ("elide", "prune", "release", "masks", "order")
-    assert parse_passes("none") == ()
-    with pytest.raises(UsageError, match="expected all or none, got 'elide,prune'") as caught:
-        parse_passes("elide,prune")
-    assert "no longer chosen one by one" in caught.value.hint
-    with pytest.raises(UsageError, match="--wrt requires --passes all"):
-        make_passes(("elide",), ("a",))
     assert [type(p) for p in make_passes(NAMES, ("a",), 1.5)] == [
         Elide,
         Prune,
@@ -50,7 +41,7 @@ def test_passes_by_name() -> None:
 
 @pytest.mark.parametrize("session", [REUSING, PLAIN])
 def test_only_outputs_are_removed_where_the_runtime_orders_or_reuses(session: SessionKind) -> None:
-    assert [type(p) for p in passes_for(session, "all", (), 1.0)] == [Prune]
+    assert [type(p) for p in passes_for(session, (), 1.0)] == [Prune]
 
 
 def test_a_pass_that_raises_the_peak_is_undone() -> None:

@@ -52,8 +52,11 @@ def test_passes_can_be_left_away() -> None:
     assert [step.name for step in result.waterfall] == ["original", "recompute"]
     left = {node.name for node in result.timeline.graph.nodes}
     assert left == {node.name for node in result.original.graph.nodes}
-    with pytest.raises(UsageError, match="expected all or none, got 'x'"):
-        rewrite(MODEL, options("100%", passes="x"), dry_run=True)
+    with pytest.raises(UsageError, match="passes is 'x'") as caught:
+        options("100%", passes="x")
+    assert caught.value.hint == "expected one of: all, none"
+    with pytest.raises(UsageError, match="--wrt requires --passes all"):
+        options("100%", passes="none", wrt=("head*",))
 
 
 @pytest.mark.slow

@@ -37,7 +37,6 @@ def test_version(memplan: Memplan) -> None:
 def test_help_of_a_command(command: str, inside: Memplan) -> None:
     text = succeeded(inside(command, "--help"))
     assert text.startswith(f"Usage: memplan {command} ")
-    assert "_configuration" not in text
     for option in ("--quiet", "--verbose", "--color", "--force", "--format"):
         assert option in text
 

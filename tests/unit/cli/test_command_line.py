@@ -81,6 +81,8 @@ def test_help_explains_every_option_and_ends_with_examples(name: str, run: Mempl
     for option in command(name).params:
         if isinstance(option, click.Option) and not option.hidden:
             assert option.help, option.name
+    known = {each for option in command(name).params for each in option.opts}
+    assert command(name).rarely <= known  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

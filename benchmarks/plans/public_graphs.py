@@ -40,7 +40,6 @@ class Result:
     extra_cost_percent: float | None
     bound_percent: float | None
     planning_seconds: float
-    bound_seconds: float
     sequence: list[int]
 
 
@@ -109,30 +108,7 @@ def solve_instance(problem: Problem, order: str, seconds: float) -> tuple[Decisi
     return decision, bound.seconds
 
 
-def improve_bound(
-    problem: Problem, seconds: float, decision: Decision, known: float
-) -> tuple[float, float]:
-    """The bound after a certificate search of ``seconds`` more, and the wall seconds it took.
-
-    Infinite where it is proven that there is no plan.
-    """
-    from benchmarks.order_bound.certify import lower_bound
-
-    upper = decision.extra_cost if decision.feasible else None
-    if seconds <= 0 or (upper is not None and upper <= known * (1 + 1e-9)):
-        return known, 0.0
-    found = lower_bound(problem, seconds, upper)
-    return (float("inf") if found.infeasible else max(known, found.seconds)), found.wall_seconds
-
-
-def structurally_infeasible(problem: Problem) -> bool:
-    """Whether some node alone needs more than the budget at once."""
-    from benchmarks.order_bound.certify import lower_bound
-
-    return lower_bound(problem, 0.0).infeasible
-
-
-def run_point(path: Path, ratio: float, order: str, seconds: float, bound_limit: float) -> Result:
+def run_point(path: Path, ratio: float, order: str, seconds: float) -> Result:
     """Plan, verify and certify one instance at one ratio.
 
     Raises:
@@ -143,17 +119,13 @@ def run_point(path: Path, ratio: float, order: str, seconds: float, bound_limit:
     instance = load_instance(path)
     problem = to_problem(instance, ratio, order == "fixed")
     warm_up()  # loading (or, once, compiling) the planner is not planning
-    if structurally_infeasible(problem):
-        return Result(instance.name, ratio, order, False, None, None, 0.0, 0.0, [])
     start = time.perf_counter()
-    decision, known = solve_instance(problem, order, seconds)
+    decision, bound = solve_instance(problem, order, seconds)
     planning = time.perf_counter() - start
     sequence = [instance.ids[int(node)] for node in decision.sequence] if decision.feasible else []
     cost = None
     if decision.feasible:
         cost = verify(json.loads(path.read_text()), ratio, order, sequence).extra_cost_percent
-    more = bound_limit if order == "fixed" else 0.0
-    bound, bound_seconds = improve_bound(problem, more, decision, known)
     return Result(
         instance.name,
         ratio,
@@ -162,7 +134,6 @@ def run_point(path: Path, ratio: float, order: str, seconds: float, bound_limit:
         cost,
         None if bound == float("inf") else 100 * bound / problem.base_cost,
         planning,
-        bound_seconds,
         sequence,
     )
 
@@ -179,12 +150,6 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", action="append", default=[], help="instance name, repeatable")
     parser.add_argument("--order", choices=("fixed", "free"), default="fixed")
     parser.add_argument("--seconds", type=float, default=10.0, help="planning, per point")
-    parser.add_argument(
-        "--bound-seconds",
-        type=float,
-        default=0.0,
-        help="certificate alone, after planning, per point (0)",
-    )
     parser.add_argument("--json", type=Path, required=True, help="where the results go")
     parser.add_argument("--record", type=Path, help="without sequences, with versions and command")
     return parser.parse_args(argv)
@@ -198,7 +163,6 @@ def command_of(options: argparse.Namespace) -> str:
             *(f"--ratio {ratio:g}" for ratio in options.ratio),
             *(f"--only {name}" for name in options.only),
             f"--order {options.order} --seconds {options.seconds:g}",
-            f"--bound-seconds {options.bound_seconds:g}",
         ]
     )
 
@@ -231,7 +195,7 @@ def row(result: Result) -> str:
     closed = None not in (extra, certified) and abs((extra or 0) - (certified or 0)) < _CLOSED
     return (
         f"{result.instance:<12}{result.ratio:>6.2f} {result.order:<6}{cost:>10}{bound:>10}"
-        f"{result.planning_seconds:>10.2f}{result.bound_seconds:>9.2f}"
+        f"{result.planning_seconds:>10.2f}"
         f"  {'optimal' if closed else '' if result.feasible else 'no plan'}"
     )
 
@@ -240,13 +204,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the points one by one; results are written after each."""
     options = arguments(argv)
     results: list[Result] = []
-    print(
-        f"{'instance':<12}{'ratio':>6} {'order':<6}{'extra %':>10}{'bound %':>10}"
-        f"{'plan s':>10}{'bound s':>9}"
-    )
+    print(f"{'instance':<12}{'ratio':>6} {'order':<6}{'extra %':>10}{'bound %':>10}{'plan s':>10}")
     for path in chosen_files(options.instances, options.only):
         for ratio in options.ratio:
-            result = run_point(path, ratio, options.order, options.seconds, options.bound_seconds)
+            result = run_point(path, ratio, options.order, options.seconds)
             results.append(result)
             print(row(result), flush=True)
             options.json.write_text(json.dumps([asdict(item) for item in results]))

@@ -33,8 +33,6 @@ STRATEGIES = (
     "greedy",
     "none",
     "segments",
-    "dtr{heuristic=h_eq}",
-    "dtr{heuristic=h_local}",
     "knapsack",
     "knapsack{cut=0}",
     "min-cut",

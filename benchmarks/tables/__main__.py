@@ -21,7 +21,6 @@ from benchmarks.tables.rows import (
     load,
     loop_pairs,
     origin,
-    placement,
     plain,
     public,
     replayed,
@@ -118,8 +117,8 @@ most. The bound holds for every node order and every recomputation. A search end
 last improvement.
 """
 
-FIXED = """
-## Public graphs, node order kept
+PUBLIC = """
+## Public graphs
 
 The graphs of the Moccasin paper (ICML 2023): random layered graphs (RL) and the training graphs of
 Checkmate (MLSys 2020). Points below the structural floor are left out.
@@ -219,13 +218,13 @@ The trees took turns, on a machine that did other work.
 
 def document() -> list[str]:
     """The whole page."""
-    fixed, free = load("public_fixed"), load("public_free")
+    free = load("public_free")
     training_records = [
         load(name)
         for name in ("training_graphs", "training_marks", "training_lstm2", "certificates")
     ]
     proofs = load("certificates")
-    grown, placed = load("scale"), load("placement")
+    grown = load("scale")
     analyses = load("analyze_scale")
     generated = load("lean_gradients")
     pairs, replays = load("recurrent_pairs"), load("replay")
@@ -257,11 +256,7 @@ def document() -> list[str]:
         REPLAYED,
         *replayed(replays),
         f"\n{origin(replays)}",
-        FIXED,
-        *public(fixed),
-        f"\n{summary(fixed)}\n",
-        origin(fixed),
-        "\n## Public graphs, any node order\n",
+        PUBLIC,
         *public(free),
         f"\n{summary(free)}\n",
         origin(free),
@@ -276,10 +271,6 @@ def document() -> list[str]:
         PAIRS,
         *loop_pairs(pairs),
         f"\n{origin(pairs)}",
-        "\n## Placement\n",
-        "The challenging instances of MiniMalloc (ASPLOS 2023).\n",
-        *placement(placed),
-        f"\n{origin(placed)}",
         LEAN.rstrip("\n") + "\n",
         *lean(generated),
         f"\n{origin(generated)}",

@@ -31,10 +31,9 @@ bound.
 
 **What was tried and left.** The full program of Checkmate is not solved for 350 nodes. Covering
 gaps between reads, one variable each, is instant and weak, as what a recomputation needs is taken
-to be free: 2.85% of 14.1% for a GPT of 24 layers at 30%. The bound with memory counted at
-checkpoints of a fixed order proves 16 of 23 public points optimal and serves those
-(``benchmarks/order_bound``); for plans in which nodes move it proves nothing. Constraint
-programming gave no bound above zero from 250 nodes on.
+to be free: 2.85% of 14.1% for a GPT of 24 layers at 30%. A bound with memory counted at checkpoints
+of a fixed order proves nothing for plans in which nodes move. Constraint programming gave no bound
+above zero from 250 nodes on.
 
 **What the solutions are for.** They say what to keep across an event, what to make again and what
 to run earlier or later: a plan of exactly the bound's cost, which often fits, or nearly. Local

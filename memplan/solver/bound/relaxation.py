@@ -26,8 +26,7 @@ from memplan.solver.problem import NONE, Arrays, Ints, Problem
 class Relaxation:
     """Nodes and tensors keep their ids; *step* is the place of a node's first computation.
 
-    Lists are indexed by node, tensor or step as noted. ``again_*`` speak of recomputing a node,
-    which after :func:`contract` can mean running a chain of nodes.
+    Lists are indexed by node, tensor or step as noted.
     """
 
     budget: int
@@ -40,25 +39,11 @@ class Relaxation:
     room: list[int]  # (node) bytes while it runs beyond reads and own
     always: Ints  # (step) bytes that are there whatever the plan
     size: list[int]  # (tensor)
-    makers: list[list[int]]  # (tensor) nodes that may be recomputed and make it
-    born: list[int]  # (tensor) first step after which it can be there
-    uses: list[list[int]]  # (tensor) steps that read it, ascending
-    until: list[int]  # (tensor) last step for which it can be wanted, NONE: never
     again: list[bool]  # (node) may be recomputed
-    again_reads: list[list[int]]  # (node)
     again_cost: list[float]  # (node) seconds
-    again_first: list[int]  # (node) the node that runs first in a recomputation
-    litter: list[int]  # (node) bytes that every recomputation leaves behind for good
-    unread_held: list[bool]  # (tensor) a first value that nobody reads is held to the end
     # What may be kept in another form: who makes it again, who made it first, and all that either
     # leads from or to that form. Only from one of these tensors can the others be made.
     forms: list[tuple[int, int, list[int]]] = field(default_factory=list)
-    chained: dict[int, int] = field(default_factory=dict)  # tensor → node it is recomputed within
-
-    @property
-    def steps(self) -> int:
-        """Length of the order."""
-        return len(self.node_at)
 
     def held_from_first_run(self) -> dict[int, int]:
         """Node → bytes that its first run takes for good: graph outputs, and what nobody reads."""
@@ -126,8 +111,7 @@ class _Builder:
             for i in range(self.nodes)
         ]
         relaxation = self._outputs(root, reads, takes)
-        early = self._lives(relaxation)
-        release(relaxation, early | self._twins(base))
+        release(relaxation, self._early(relaxation) | self._twins(base))
         return relaxation
 
     def _twins(self, base: list[int]) -> set[int]:
@@ -198,9 +182,6 @@ class _Builder:
         writes: list[list[int]] = [[] for _ in range(self.nodes)]
         own: list[list[int]] = [[] for _ in range(self.nodes)]
         room = (arrays.workspace + arrays.inside).tolist()
-        litter = [0] * self.nodes
-        rule_reads = {t for i in self.sequence[steps:] for t in reads[i]}
-        unread_held = [False] * self.tensors
         grows = np.zeros(steps + 1, np.int64)
         for i in self.sequence:
             for w in range(self.write_start[i], self.write_start[i + 1]):
@@ -211,9 +192,6 @@ class _Builder:
                     continue
                 elif t in wanted:
                     writes[i].append(t)
-                    if step != NONE:
-                        shares = arrays.droppable[w] or arrays.fleeting[w] or t in takes[i]
-                        unread_held[t] = not shares and t not in rule_reads
                     if not arrays.droppable[w]:
                         own[i].append(t)
                 elif arrays.droppable[w]:
@@ -224,7 +202,6 @@ class _Builder:
                     room[i] += self.least[t]
                 else:
                     grows[step] += self.least[t]
-                    litter[i] += self.least[t]
         for i in range(self.nodes):
             # A storage that is not counted may be what the output takes over.
             own[i] = [t for t in own[i] if NONE not in takes[i].get(t, ())]
@@ -245,16 +222,8 @@ class _Builder:
             room=room,
             always=np.cumsum(grows[:steps]),
             size=self.least,
-            makers=[[] for _ in range(self.tensors)],
-            born=[steps] * self.tensors,
-            uses=[[] for _ in range(self.tensors)],
-            until=[NONE] * self.tensors,
             again=again,
-            again_reads=[list(found) for found in reads],
             again_cost=arrays.cost.tolist(),
-            again_first=list(range(self.nodes)),
-            litter=litter,
-            unread_held=unread_held,
             forms=self._forms(root),
         )
 
@@ -273,65 +242,52 @@ class _Builder:
                 found.append((form.decode, first_maker(self.problem, form.tensor), sorted(roots)))
         return found
 
-    def _lives(self, relaxation: Relaxation) -> set[int]:
-        """Makers, births, uses and the last step for which every tensor can be wanted.
-
-        Returns the tensors that a rule could make before the first computation, for other rules:
-        that is not looked into.
-        """
-        for i in self.sequence:
+    def _early(self, relaxation: Relaxation) -> set[int]:
+        """Tensors that a rule could make before the first computation, for other rules: that is not
+        looked into."""
+        born = [len(self.order)] * self.tensors  # first step after which a tensor can be there
+        for step, i in enumerate(self.order):
             for t in relaxation.writes[i]:
-                if relaxation.again[i]:
-                    relaxation.makers[t].append(i)
-                if self.step_of[i] != NONE:
-                    relaxation.born[t] = min(relaxation.born[t], self.step_of[i])
+                born[t] = min(born[t], step)
         rules = self.sequence[len(self.order) :]
         # Another form may be free, but it is made from the tensor.
         behind = {form.decode: self._find(form.tensor) for form in self.problem.forms}
-        original = [step < len(self.order) for step in relaxation.born]
+        original = [step < len(self.order) for step in born]
         early = set()
         changed = True
         while changed:
             changed = False
             for i in rules:
-                there = max((relaxation.born[u] for u in relaxation.reads[i]), default=0)
+                there = max((born[u] for u in relaxation.reads[i]), default=0)
                 if behind.get(i, NONE) != NONE:
-                    there = max(there, relaxation.born[behind[i]])
+                    there = max(there, born[behind[i]])
                 for t in relaxation.writes[i]:
-                    if there < relaxation.born[t]:
+                    if there < born[t]:
                         if original[t]:
                             early.add(t)
                         else:
-                            relaxation.born[t], changed = there, True
-        for step, i in enumerate(self.order):
-            for u in relaxation.reads[i]:
-                relaxation.uses[u].append(step)
-        find_until(relaxation)
+                            born[t], changed = there, True
         return early & {u for i in rules for u in relaxation.reads[i]}
 
 
-def find_until(relaxation: Relaxation) -> None:
-    """Set ``until``: through the node's own readers, and those that a recomputation would serve."""
-    until = [found[-1] if found else NONE for found in relaxation.uses]
-    nodes = [i for i in reversed(relaxation.nodes()) if relaxation.again[i]]
-    changed = True
-    while changed:
-        changed = False
-        for i in nodes:
-            last = max((until[t] for t in relaxation.writes[i]), default=NONE)
-            for u in relaxation.again_reads[i]:
-                if until[u] < last:
-                    until[u], changed = last, True
-    for t, node in relaxation.chained.items():
-        until[t] = min(until[t], relaxation.step_of[node])
-    relaxation.until = until
+def _wanted(relaxation: Relaxation) -> set[int]:
+    """What first runs read, and what rules read that could make that again."""
+    found = {t for i in relaxation.node_at for t in relaxation.reads[i]}
+    rules = [i for i, step in enumerate(relaxation.step_of) if step == NONE and relaxation.again[i]]
+    before = -1
+    while len(found) > before:
+        before = len(found)
+        for i in rules:
+            if not found.isdisjoint(relaxation.writes[i]):
+                found.update(relaxation.reads[i])
+    return found
 
 
 def free_small(relaxation: Relaxation, share: float) -> set[int]:
     """Let the smallest tensors be kept for free, in sum at most ``share`` of the budget; which."""
-    total, free = 0, set()
+    total, free, wanted = 0, set(), _wanted(relaxation)
     for t in sorted(range(len(relaxation.size)), key=lambda t: relaxation.size[t]):
-        if relaxation.until[t] == NONE:
+        if t not in wanted:
             continue
         total += relaxation.size[t]
         if total > share * relaxation.budget:
@@ -348,9 +304,6 @@ def release(relaxation: Relaxation, free: set[int]) -> None:
     for i, options in enumerate(relaxation.takes):
         gone = free | {t for t, found in options.items() if not free.isdisjoint(found)}
         relaxation.own[i] = [t for t in relaxation.own[i] if t not in gone]
-    for lists in (relaxation.reads, relaxation.writes, relaxation.again_reads):
+    for lists in (relaxation.reads, relaxation.writes):
         for i, found in enumerate(lists):
             lists[i] = [t for t in found if t not in free]
-    for t in free:
-        relaxation.uses[t] = []
-    find_until(relaxation)

@@ -10,7 +10,7 @@ import onnx
 
 from memplan.errors import UsageError
 from memplan.ops.book import EFFECT_OPS, RANDOM_OPS, operator
-from memplan.proto.elements import tensor_bytes
+from memplan.passes.loops.loop_pairs import sized_bytes
 from memplan.proto.nodes import operator_key, reads_of
 from memplan.shapes.tensor_type import TensorType
 from memplan.solver.maxflow import Run, cut
@@ -216,7 +216,7 @@ def _cheap(cell: Cell, constant: Collection[str]) -> set[str]:
     # leaves the least to recompute.
     scale = len(names) ** 2 + 1
     weights = {
-        name: (0 if free else scale * (unit_bytes(cell.types[name]) or 1)) + len(names) - place
+        name: (0 if free else scale * (sized_bytes(cell.types[name]) or 1)) + len(names) - place
         for place, name in enumerate(names)
         if name not in constant
         for free in [name in cell.stacked or (name in cell.needed and name in cell.inputs)]
@@ -232,9 +232,3 @@ def _cheap(cell: Cell, constant: Collection[str]) -> set[str]:
     found = cut(weights, cell.inputs, cell.needed, runs)
     assert found is not None
     return set(found.below)
-
-
-def unit_bytes(found: TensorType) -> int:
-    """Bytes of a tensor, with symbolic dimensions (the batch, mostly) taken as 1."""
-    shape = (dim if isinstance(dim, int) else 1 for dim in found.shape or ())
-    return tensor_bytes(found.dtype, shape)

@@ -79,13 +79,13 @@ def command(
 
     if str(output) == "-":
         raise UsageError("capture cannot write to stdout: weights may lie beside it", "name a file")
-    with _prints_to_stderr(), waiting(report, f"capturing {target}") as doing:
+    with _prints_to_stderr(), waiting(report, f"capturing {target}") as show:
         result = capture(
             target,
             output,
             dynamic=_dynamic(dynamic),
             force=report.force,
-            progress=doing,
+            progress=lambda what: show(f"capturing {target}: {what}"),
             **options,
         )
     if report.form == "json":

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from memplan.errors import EXIT_FINDING, EXIT_OK, UsageError
 from memplan_cli.command import memplan_command
 from memplan_cli.failures import tell
-from memplan_cli.progress import models_progress
+from memplan_cli.progress import waiting
 from memplan_cli.shared_options import (
     PATH,
     Report,
@@ -142,8 +142,12 @@ def command(
     for file in files:
         check_output(file, report.force)
     result: CheckResult | UpdateResult
-    with models_progress(report) as progress:
-        result = run_update(request, progress) if update else run_check(request, progress)
+    with waiting(report, "reading the lock") as show:
+
+        def analyzing(index: int, total: int, path: str) -> None:
+            show(f"analyzing {index + 1}/{total}: {path}")
+
+        result = run_update(request, analyzing) if update else run_check(request, analyzing)
     for form, file in also:
         emit(_rendered(result, form), file, report.force)
     if report.form != "text":

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from memplan.units import format_bytes
 from memplan_cli.command import memplan_command
-from memplan_cli.progress import training_progress
+from memplan_cli.progress import waiting
 from memplan_cli.shared_options import (
     PATH,
     Report,
@@ -20,6 +20,9 @@ from memplan_cli.shared_options import (
     report_options,
 )
 from memplan_cli.signals import noted_signals
+
+if TYPE_CHECKING:
+    from memplan.training.telling import StepReport
 
 _LARGE = 1 << 30
 
@@ -129,13 +132,20 @@ def command(model: Path, dims: tuple[str, ...], report: Report, **options: Any) 
 
     asked = TrainOptions(**options)
     report.guard(model, asked.data, asked.weights_file, asked.forward, others=asked.outputs)
-    with noted_signals() as noted, training_progress(report) as show:
+    with noted_signals() as noted, waiting(report, "loading the step") as show:
+
+        def stepped(step: StepReport, steps: int, peak: int | None) -> bool:
+            memory = "" if peak is None else f", peak {format_bytes(peak)}"
+            text = f"step {step.step} of {steps}: loss {step.loss:.6g}{memory}, "
+            show(f"{text}{1000 * step.seconds:.1f} ms a step")
+            return not noted
+
         result = run(
             model,
             asked,
             bound(dims),
             force=report.force,
-            progress=lambda step, steps, peak: show(step, steps, peak) or not noted,
+            progress=stepped,
             begin=lambda nbytes: _say_size(nbytes, report),
         )
     if noted:

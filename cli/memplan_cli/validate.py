@@ -9,7 +9,7 @@ import click
 
 from memplan.errors import EXIT_FINDING
 from memplan_cli.command import memplan_command
-from memplan_cli.progress import steps_progress
+from memplan_cli.progress import waiting
 from memplan_cli.shared_options import (
     PATH,
     Report,
@@ -70,9 +70,13 @@ def command(
     from memplan.api.validate.validating import ValidateOptions, validate
 
     report.guard(original, rewritten, options["inputs"])
-    with steps_progress(report) as progress:
+    with waiting(report, "reading both models") as show:
         result = validate(
-            original, rewritten, ValidateOptions(**options), dims=bound(dims), progress=progress
+            original,
+            rewritten,
+            ValidateOptions(**options),
+            dims=bound(dims),
+            progress=lambda place, total, what: show(f"{what} ({place} of {total})"),
         )
     if report.form == "json":
         report.emit_json(result.as_json())

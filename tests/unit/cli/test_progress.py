@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 from contextlib import redirect_stderr
+from functools import partialmethod
 from pathlib import Path
+from threading import Timer
 from types import SimpleNamespace
 
 import pytest
+from rich.progress import Progress
 
 from helpers import odd_models as odd
 from helpers.graphs import parse
@@ -39,22 +43,34 @@ class Terminal(io.StringIO):
     @property
     def lines(self) -> list[str]:
         """What was shown, one line after the other."""
-        return [text for text in re.split(r"\r\x1b\[K", self.getvalue()) if text]
+        parts = re.split(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]", self.getvalue())
+        return [text.rstrip() for text in parts if text.strip()]
+
+
+class AtOnce(Timer):
+    """A timer that waits for nothing."""
+
+    def start(self) -> None:
+        self.function()
+
+    def join(self, timeout: float | None = None) -> None:
+        pass
 
 
 @pytest.fixture
 def terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Where commands show lines at once, not after a second."""
+    """Where commands show lines at once, and every one of them."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(progress, "_PATIENCE_SECONDS", 0)
-    monkeypatch.setattr(progress, "_INTERVAL_SECONDS", 0)
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(progress, "Timer", AtOnce)
+    monkeypatch.setattr(Progress, "update", partialmethod(Progress.update, refresh=True))
+    for name, value in {"COLUMNS": "80", "TERM": "xterm", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
     return Terminal()
 
 
 BUDGET = r"\d+ B|[\d.]+ [KM]iB"
 SHOWN = {
-    ("analyze", "m.onnx"): ["analyzing m.onnx, 0 s"],
+    ("analyze", "m.onnx"): ["analyzing m.onnx 0:00:00"],
     ("rewrite", "m.onnx", "--budget", "70%", "--dry-run", "--strategy", "greedy"): [
         "reading and preparing m.onnx",
         rf"planning for 70%, at most 10 s: peak ({BUDGET}), [\d.]+% extra time",
@@ -83,15 +99,17 @@ def test_whoever_waits_sees_what_for(terminal: Terminal, arguments: tuple[str, .
     shown = iter(terminal.lines)
     for pattern in SHOWN[arguments]:
         assert any(re.match(pattern, text) for text in shown), (pattern, terminal.lines)
-    assert terminal.getvalue().endswith("\r\x1b[K")
-    assert all(re.search(r", \d+ s$", line) for line in terminal.lines if "compiling" not in line)
+    assert terminal.getvalue().endswith("\x1b[2K")
+    assert all(
+        re.search(r" \d:\d\d:\d\d$", line) for line in terminal.lines if "compiling" not in line
+    )
 
 
 @pytest.mark.parametrize("flag", ["-q", "-v"])
 def test_no_line_beside_a_log_and_none_for_quiet_commands(terminal: Terminal, flag: str) -> None:
     odd.saved(long_skips(), Path(), "m.onnx")
     assert terminal.run("analyze", "m.onnx", flag) == 0
-    assert not any("analyzing m.onnx, " in line for line in terminal.lines)
+    assert not any("analyzing m.onnx" in line for line in terminal.lines)
 
 
 def test_names_in_the_line_neither_steer_the_terminal_nor_wrap(terminal: Terminal) -> None:
@@ -103,33 +121,33 @@ def test_names_in_the_line_neither_steer_the_terminal_nor_wrap(terminal: Termina
     assert all(len(line) < 80 for line in terminal.lines)
 
 
-def test_the_line_goes_on_by_itself_after_a_second(
+def test_what_takes_less_than_a_second_shows_nothing(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.undo()
-    clock = iter([0.0, 0.5, 1.0, 1.1, 2.3])
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    with redirect_stderr(terminal):
-        line = progress._StatusLine("running")
-        for _ in range(4):
-            line.tick()
-        line.clear()
-    assert terminal.getvalue() == "\r\x1b[Krunning, 1 s\r\x1b[Krunning, 2 s\r\x1b[K"
+    monkeypatch.setattr(progress, "Timer", Timer)
+    monkeypatch.setattr(progress, "_PATIENCE_SECONDS", 1000)
+    odd.saved(long_skips(), Path(), "m.onnx")
+    assert terminal.run("analyze", "m.onnx") == 0
+    assert terminal.getvalue() == ""
+
+
+def test_a_sweep_has_a_bar(terminal: Terminal) -> None:
+    report = Report("text", False, 0, "auto", False)
+    with redirect_stderr(terminal), progress.waiting(report, "", counted=True) as show:
+        show("N=32 at 60%", completed=3, total=12)
+    assert re.search(r" 3/12 0:00:0\d N=32 at 60%$", terminal.lines[-1])
 
 
 def test_when_the_time_for_planning_is_over_the_plan_is_checked(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now = [0.0]
+    now, shown = [0.0], list[Callable[[], str]]()
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    with redirect_stderr(terminal):
-        line = progress._StatusLine("reading")
-        told = progress._planning(line, "60%", 4)
-        for now[0] in (7.0, 12.0):
-            told(1 << 20, 0.05)
-    assert terminal.lines == [
-        "planning for 60%, at most 4 s: peak 1.00 MiB, 5.00% extra time, 7 s",
-        "checking the plan for 60%: peak 1.00 MiB, 5.00% extra time, 12 s",
+    progress._planning(shown.append, "60%", 4)(1 << 20, 0.05)
+    texts = [shown[0]() for now[0] in (4.0, 12.0)]
+    assert texts == [
+        "planning for 60%, at most 4 s: peak 1.00 MiB, 5.00% extra time",
+        "checking the plan for 60%: peak 1.00 MiB, 5.00% extra time",
     ]
 
 

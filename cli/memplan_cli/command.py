@@ -15,6 +15,8 @@ from memplan_cli.logs import logging_to_stderr
 # Of help texts, which are as wide as the terminal up to 100 columns.
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _DEFAULTS = re.compile(rb"^\s*\[\s*tool\s*\.\s*memplan\s*[.\]]", re.MULTILINE)
+_IN_PYTHON = "memplan.SweepOptions(plan=memplan.RewriteOptions(...)), in Python"
+_DASK = "memplan.sweep inside joblib.parallel_config(backend='dask'), in Python"
 # What earlier versions had, by command, and what does it now: an option, an option with one of its
 # values, or an argument.
 GONE = {
@@ -43,8 +45,17 @@ GONE = {
     ("run", "--no-guard"): "memplan.Trainer(guard=False)",
     ("run", "--no-spin"): "--threads 1, or memplan.Trainer(spin=False)",
     ("run", "--spin"): "idle threads spin; memplan.Trainer(spin=False) lets them sleep",
-    ("sweep", "--optimize basic"): "--optimize extended",
+    ("sweep", "--address"): _DASK,
+    ("sweep", "--backend"): _DASK,
+    ("sweep", "--keep"): _IN_PYTHON,
+    ("sweep", "--optimize"): _IN_PYTHON,
+    ("sweep", "--passes"): _IN_PYTHON,
+    ("sweep", "--recompute"): _IN_PYTHON,
+    ("sweep", "--reserve"): "take it off the sizes of --budget and --fit",
+    ("sweep", "--resume"): "give fewer models, sizes or budgets to a command",
+    ("sweep", "--scan-recompute"): _IN_PYTHON,
     ("sweep", "--seed"): "--strategy 'search{seed=N}'",
+    ("sweep", "--wrt"): _IN_PYTHON,
 }
 _UNBREAKABLE = str.maketrans("-", "\N{NON-BREAKING HYPHEN}")
 

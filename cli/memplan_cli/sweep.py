@@ -15,7 +15,6 @@ from memplan_cli.rewrite import command as rewrite_command
 from memplan_cli.shared_options import (
     PATH,
     Report,
-    loss_option,
     report_options,
     size_of_dim,
     time_limit_option,
@@ -25,10 +24,7 @@ if TYPE_CHECKING:
     from memplan.api.sweep.sweep_result import Sweep
 
 # Declared by 'rewrite', with the same meaning here.
-_AS_REWRITE = (
-    *("strategy", "optimize", "passes", "wrt", "keep", "recompute"),
-    *("scan_recompute", "chunk", "reserve", "device"),
-)
+_AS_REWRITE = ("loss", "strategy", "chunk", "device")
 
 
 def _rewrite_options(function: Any) -> Any:
@@ -109,7 +105,6 @@ def _words(known: tuple[str, ...]) -> Any:
     callback=_words(("cpu", "cuda")),
     help="The execution provider to plan for: cpu, cuda, or cpu,cuda for both.",
 )
-@loss_option
 @_rewrite_options
 @click.option(
     "--effort",
@@ -128,25 +123,6 @@ def _words(known: tuple[str, ...]) -> Any:
     metavar="N",
     help="Rows to compute at once, each with a model in memory; 0 is one per core.",
 )
-@click.option(
-    "--backend",
-    type=click.Choice(["local", "dask"]),
-    default="local",
-    show_default=True,
-    help="Where to compute: on this machine, or on a running Dask cluster.",
-)
-@click.option(
-    "--address",
-    default="",
-    metavar="URL",
-    help="Address of the Dask scheduler, for --backend dask.",
-)
-@click.option(
-    "--resume",
-    type=PATH,
-    metavar="FILE",
-    help="Save finished rows to FILE, and skip those already in it.",
-)
 @report_options("text", "json", "csv", "html")
 def command(
     models: tuple[Path, ...],
@@ -155,7 +131,6 @@ def command(
     fit: str | None,
     sessions: tuple[str, ...],
     providers: tuple[str, ...],
-    reserve: str | None,
     report: Report,
     **options: Any,
 ) -> int:
@@ -167,20 +142,12 @@ def command(
     """
     from memplan.api.sweep.request import DEFAULT_PLAN, SweepOptions
     from memplan.api.sweep.sweeping import sweep
-    from memplan.units import parse_size
 
-    resume: Path | None = options["resume"]
-    report.guard(*models, others=[resume])
-    if options["backend"] == "dask" and not options["address"]:
-        raise UsageError(
-            "--backend dask needs the address of a scheduler", "--address tcp://HOST:8786"
-        )
+    report.guard(*models)
     if options["time_limit"] is not None:
         options["effort"] = 0
     given = {name: value for name, value in options.items() if value is not None}
     own = {name: given.pop(name) for name in SweepOptions.__slots__ if name in given}
-    if reserve:
-        given["reserve"] = parse_size(reserve)
     asked = SweepOptions(replace(DEFAULT_PLAN, **given), **own)
     try:
         with points_progress(report) as progress:
@@ -195,8 +162,7 @@ def command(
                 progress=progress,
             )
     except KeyboardInterrupt as error:
-        kept = f"finished points are in {resume}: the same command goes on from there"
-        error.hint = kept if resume else "--resume FILE keeps finished points"  # type: ignore[attr-defined]
+        error.hint = "fewer sizes or budgets, or a lower --effort, take less time"  # type: ignore[attr-defined]
         raise
     if result.points or result.error is None:
         _tell(result, report)

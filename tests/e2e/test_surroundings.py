@@ -34,7 +34,7 @@ def ran(tmp_path: Path) -> Path:
         (*REWRITE, "--dry-run"),
         ("profile", MODEL, "--runs", "1", "-o", "costs.txt"),
         ("validate", MODEL, MODEL, "--runs", "1", "--no-plain"),
-        ("sweep", MODEL, "--budget", "90%", "--strategy", "greedy", "--passes", "none"),
+        ("sweep", MODEL, "--budget", "90%", "--strategy", "greedy"),
         ("device",),
     ],
     ids=lambda arguments: arguments[0],

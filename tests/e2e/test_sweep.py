@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 
 from helpers.commands import integers_end_in_bytes, succeeded
-from helpers.processes import HANG_SECONDS, as_from_a_terminal, eventually
+from helpers.processes import HANG_SECONDS, as_from_a_terminal, eventually, runs
 from helpers.refusals import assert_harmless, assert_refused
 from helpers.running import Memplan
 from helpers.sweeps import batched
-from memplan.errors import EXIT_ENVIRONMENT, EXIT_INFEASIBLE, EXIT_MODEL, EXIT_USAGE
+from memplan.errors import EXIT_INFEASIBLE, EXIT_MODEL, EXIT_USAGE
 
 pytestmark = pytest.mark.e2e
 
 MODEL = "model.onnx"
-QUICK = ("--strategy", "greedy", "--passes", "none", "--optimize", "none", "--jobs", "1")
+QUICK = ("--strategy", "greedy", "--jobs", "1")
 SWEEP = ("sweep", MODEL, "--dim", "N=256,512", "--budget", "60%,1kB", *QUICK)
 
 
@@ -73,40 +73,46 @@ def test_what_fits(inside: Memplan) -> None:
     assert line.startswith(f"N up to {fit['largest']:,} fits 400kB")
 
 
-def test_a_killed_sweep_goes_on(memplan: Memplan, tmp_path: Path) -> None:
-    """Whenever it is killed, the file holds finished points, and the next one ends with the same
-    table."""
-    script = [sys.executable, "-c", "from memplan_cli.main import run; run()"]
-    command = [*script, *SWEEP, "--resume", "points.json", "--format", "json"]
-    points = tmp_path / "points.json"
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL)
-    assert eventually(lambda: points.exists() or process.poll() is not None)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    kept = json.loads(points.read_text())["points"]
-    assert kept
-    whole = succeeded(memplan(*SWEEP, "--resume", "points.json", "--format", "json"))
-    assert json.loads(points.read_text())["points"].items() >= kept.items()
-    assert whole == succeeded(memplan(*SWEEP, "--format", "json"))
+def children(parent: int) -> list[int]:
+    """The processes that it has started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            facts = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(facts[1]) == parent:
+            found.append(int(path.parent.name))
+    return found
 
 
-def test_an_interrupted_sweep_says_how_to_go_on(tmp_path: Path) -> None:
-    long = ("--strategy", "search", "--effort", "10000000", "--jobs", "1")
+@pytest.mark.parametrize(
+    ("number", "code", "told"),
+    [
+        (signal.SIGINT, 130, "error: interrupted"),
+        (signal.SIGTERM, 143, "error: terminated"),
+    ],
+)
+def test_a_sweep_that_is_broken_off_ends_with_its_workers(
+    number: int, code: int, told: str, tmp_path: Path
+) -> None:
+    """In good order, and it says what to do."""
     command = [sys.executable, "-c", "from memplan_cli.main import run; run()"]
-    command += ["sweep", MODEL, "--dim", "N=512", "--budget", "60%", *long]
-    resume = ["--resume", "points.json"]
+    command += ["sweep", MODEL, "--dim", "N=512", "--budget", "60%", "--strategy", "search"]
     process = subprocess.Popen(
-        [*command, *resume], cwd=tmp_path, stderr=subprocess.PIPE, text=True,
-        preexec_fn=as_from_a_terminal,
+        [*command, "--effort", "10000000", "--jobs", "2"], cwd=tmp_path, stderr=subprocess.PIPE,
+        text=True, preexec_fn=as_from_a_terminal,
     )  # fmt: skip
-    assert eventually((tmp_path / "points.json").exists)
-    process.send_signal(signal.SIGINT)
+    assert eventually(lambda: len(children(process.pid)) >= 2 or process.poll() is not None)
+    workers = children(process.pid)
+    process.send_signal(number)
     error = process.communicate(timeout=HANG_SECONDS)[1]
-    assert process.returncode == 130
+    assert process.returncode == code
     assert error.strip().splitlines() == [
-        "error: interrupted",
-        "hint: finished points are in points.json: the same command goes on from there",
+        told,
+        "hint: fewer sizes or budgets, or a lower --effort, take less time",
     ]
+    assert eventually(lambda: not any(map(runs, workers)))
 
 
 def test_a_thread_that_fails_at_an_interrupt_says_nothing() -> None:
@@ -167,10 +173,6 @@ def test_without_any_answer_the_table_is_told_and_then_the_error(
         ((MODEL, "--dim", "N=8", "--session", "tuned,plain"), EXIT_USAGE, "'plain' is not one of"),
         ((MODEL, "--fit", "60%"), EXIT_USAGE, "expected a size, got 60%"),
         ((MODEL, "--fit", "1MB", "--fit-dim", "M"), EXIT_USAGE, "no input has a dimension 'M'"),
-        ((MODEL, "--dim", "N=8", "--backend", "dask"), EXIT_USAGE, "needs the address"),
-        ((MODEL, "--dim", "N=8", "--address", "tcp://a:1"), EXIT_USAGE, "Dask scheduler"),
-        ((MODEL, "--dim", "N=8", "--resume", MODEL), EXIT_USAGE, "inputs are never overwritten"),
-        ((MODEL, "--dim", "N=8", "--resume", "no/such"), EXIT_USAGE, "does not exist"),
         ((MODEL, "--dim", "N=8", "-o", MODEL, "--force"), EXIT_USAGE, "never overwritten"),
         ((MODEL, "--fit", "1TB", "--fit-step", "9" * 20), EXIT_USAGE, "fit_step is 99,999,999,"),
         ((), EXIT_USAGE, "MODEL"),
@@ -187,49 +189,33 @@ def test_more_jobs_than_a_machine_has_are_refused(inside: Memplan) -> None:
     assert_refused(done, EXIT_USAGE, "jobs is 99,999", "give at most ")
 
 
-def test_the_program_is_ended_with_its_workers_by_sigterm(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from memplan_cli.main import run; run()"]
-    command += ["sweep", MODEL, "--dim", "N=512", "--budget", "60%", "--effort", "10000000"]
-    process = subprocess.Popen(
-        [*command, "--resume", "p.json"], cwd=tmp_path, stderr=subprocess.PIPE, text=True,
-        preexec_fn=as_from_a_terminal,
-    )  # fmt: skip
-    assert eventually((tmp_path / "p.json").exists)
-    process.terminate()
-    assert "error: terminated" in process.communicate(timeout=HANG_SECONDS)[1]
-    assert process.returncode == 143
-
-
 DASK = """
-import json, os, subprocess, sys
-from distributed import LocalCluster
+import json, sys
+import joblib
+from distributed import Client, LocalCluster
 import memplan
-from memplan_cli.main import main
-
-def fragile(number):
-    if number == 1:
-        os._exit(1)
-    return number
 
 if __name__ == "__main__":
-    arguments = sys.argv[1:]
-    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
-        address = cluster.scheduler_address
-        code = main([*arguments, "--backend", "dask", "--address", address])
-        from memplan.processes.parallel import DaskWorkers, Lost
-        found = dict(DaskWorkers(address).answers(fragile, range(3)))
-    lost = isinstance(found.pop(1), Lost) and found == {0: 0, 2: 2}
-    sys.exit(code if lost else 99)
+    plan = memplan.RewriteOptions("100%", strategy="greedy", effort=50)
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster),
+        joblib.parallel_config(backend="dask"),
+    ):
+        found = memplan.sweep(
+            "model.onnx", ["60%", "1kB"], dims={"N": [256, 512]}, fit="400kB",
+            options=memplan.SweepOptions(plan, fit_step=64),
+        )
+    print(json.dumps(found.as_json()))
 """
 
 
-def test_a_dask_cluster_gives_the_same_bytes(memplan: Memplan, tmp_path: Path) -> None:
-    """A real cluster: a scheduler and two processes. It also tells of a worker that is lost."""
+def test_a_dask_cluster_gives_the_same_answers(inside: Memplan, tmp_path: Path) -> None:
+    """A real cluster: a scheduler and two processes."""
     pytest.importorskip("distributed")
     (tmp_path / "cluster.py").write_text(DASK)
-    arguments = (*SWEEP, "--fit", "400kB", "--fit-step", "64", "--format", "json")
     done = subprocess.run(
-        [sys.executable, "cluster.py", *arguments],
+        [sys.executable, "cluster.py"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -237,11 +223,5 @@ def test_a_dask_cluster_gives_the_same_bytes(memplan: Memplan, tmp_path: Path) -
         timeout=HANG_SECONDS,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == succeeded(memplan(*arguments))
-
-
-def test_a_cluster_that_is_not_there(memplan: Memplan) -> None:
-    pytest.importorskip("distributed")
-    arguments = ("--backend", "dask", "--address", "tcp://127.0.0.1:1")
-    done = memplan("sweep", MODEL, "--dim", "N=8", *arguments)
-    assert_refused(done, EXIT_ENVIRONMENT, "no Dask scheduler at tcp://127.0.0.1:1")
+    here = inside(*SWEEP, "--fit", "400kB", "--fit-step", "64", "--format", "json")
+    assert json.loads(done.stdout) == json.loads(succeeded(here))

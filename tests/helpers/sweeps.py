@@ -1,8 +1,8 @@
-"""Sweeps without workers: questions answered by a formula, and small models with a batch."""
+"""Sweeps in this process: questions answered by a formula, and small models with a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,19 +10,17 @@ import joblib
 import onnx
 
 from helpers.training_steps import long_skips
-from memplan.api.sweep.fit import Fit, FitRequest, search_fit
-from memplan.api.sweep.point import Answer, Failure, Footprint, ModelFile, Planned, Task
-from memplan.api.sweep.request import DEFAULT_PLAN, SweepOptions, given_budget
+from memplan.api.sweep.fit import Fit, find_fit
+from memplan.api.sweep.point import Answer, Failure, Footprint, Planned, Task
+from memplan.api.sweep.request import DEFAULT_PLAN, SweepOptions
 from memplan.api.sweep.sweep_result import Sweep
 from memplan.api.sweep.sweeping import sweep
 from memplan.errors import EXIT_INFEASIBLE
+from memplan.units import SizeSpec, parse_size
 
 QUICK = {"strategy": "greedy", "passes": "none", "optimize": "none"}
 """Options of plans that take no time and depend on nothing."""
 NO_PLAN = Failure("no plan found", "more", EXIT_INFEASIBLE)
-
-
-SWEEP_FIELDS = ("fit_dim", "fit_step", "resume", "jobs", "backend", "address")
 
 
 def batched(folder: Path, name: str = "model.onnx") -> Path:
@@ -46,9 +44,9 @@ def swept(models: Path | Sequence[Path], *budgets: str | int, **options: object)
         for k in ("dims", "fit", "sessions", "providers", "progress")
         if k in options
     }
-    own = {k: options.pop(k) for k in SWEEP_FIELDS if k in options}
+    own = {k: options.pop(k) for k in ("fit_dim", "fit_step", "jobs") if k in options}
     plan = replace(DEFAULT_PLAN, **{**QUICK, **options})  # type: ignore[arg-type]
-    asked = SweepOptions(plan, **{"backend": "joblib", **own})  # type: ignore[arg-type]
+    asked = SweepOptions(plan, **own)  # type: ignore[arg-type]
     with joblib.parallel_config("sequential"):
         return sweep(models, budgets, options=asked, **taken)  # type: ignore[arg-type]
 
@@ -61,14 +59,6 @@ def planned(peak: int, extra: float = 0.1, nodes: int = 1) -> Planned:
     return Planned(peak, peak, peak, extra, extra / 2, "order-free", nodes, 0)
 
 
-def task(value: int, plan: bool = False, dim: str = "N") -> Task:
-    options = SweepOptions(replace(DEFAULT_PLAN, strategy="greedy")).plan_for(
-        given_budget("1GB"), "tuned", "cpu"
-    )
-    file = ModelFile(Path("m.onnx"), "digest")
-    return Task(file, ((dim, value),), "tuned", "cpu", None, "now", options if plan else None)
-
-
 def search(
     limit: int,
     peak: Callable[[int], Answer],
@@ -77,20 +67,13 @@ def search(
 ) -> tuple[Fit, list[tuple[int, bool]]]:
     """The fit that is found where questions are answered by ``peak`` and ``plan``, and what was
     asked: values, and whether for a plan."""
-    request = FitRequest(
-        "N", step, given_budget(str(limit)), limit, lambda v, budget: task(v, budget is not None)
-    )
     asked: list[tuple[int, bool]] = []
-    running = search_fit(request)
-    tasks = next(running)
-    while True:
-        answers: Mapping[Task, Answer] = {}
-        for each in tasks:
-            value, planning = dict(each.dims)["N"], each.plan is not None
-            asked.append((value, planning))
-            answers = {**answers, each: plan(value) if planning else peak(value)}
-        try:
-            tasks = running.send(answers)
-        except StopIteration as end:
-            found: Fit = end.value
-            return found, asked
+
+    def ask(tasks: Sequence[Task], budget: SizeSpec | None) -> list[Answer]:
+        values = [dict(task.dims)["N"] for task in tasks]
+        asked.extend((value, budget is not None) for value in values)
+        return [peak(value) if budget is None else plan(value) for value in values]
+
+    model = Path("m.onnx")
+    task = Task(model, model, (("N", 0),), "tuned", "cpu")
+    return find_fit(Fit(task, "N", step, parse_size(str(limit)), limit), ask), asked

@@ -1,50 +1,39 @@
 """The largest value of a dimension that fits a size, and at what cost.
 
-Three searches, one inside the other: the largest that fits as it is and the largest whose floor
-fits need no plan; between them, plans are made. All of them assume that what fits at one value
-fits at every smaller one; whatever is seen to contradict that is said.
+The same bisection three times: the largest that fits as it is and the largest whose floor fits need
+no plan; between them, plans are made. It assumes that what fits at one value fits at every smaller
+one; whatever is seen to contradict that is said.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
-from memplan.api.sweep.bisect import LARGEST, bracket, falls, next_numbers, straight_guess
 from memplan.api.sweep.point import Answer, Failure, Footprint, Planned, Task
 from memplan.units import SizeSpec, format_bytes
 
-Search = Generator[tuple[Task, ...], Mapping[Task, Answer], "Fit"]
-"""Yields questions, is sent their answers, and returns what was found."""
+LARGEST = 2**40
+"""Where the search ends: no dimension is larger."""
 
-
-@dataclass(frozen=True, slots=True)
-class FitRequest:
-    """What to look for.
-
-    ``ask(value, budget)`` makes the question for a value of ``dim``: without a budget what the
-    model takes as it is, with one what a plan for it comes to. ``budget_bytes`` is less the
-    reserve. Values are multiples of ``step``.
-    """
-
-    dim: str
-    step: int
-    budget: SizeSpec
-    budget_bytes: int
-    ask: Callable[[int, SizeSpec | None], Task]
+Ask = Callable[[Sequence[Task], SizeSpec | None], Sequence[Answer]]
+"""Answers questions: without a budget what the model takes as it is, with one what a plan for it
+comes to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
     """The largest value of ``dim`` that fits, in multiples of ``step``; 0: none does.
 
-    ``task`` is a question of the search, for its model, session and provider. ``as_it_is`` needs
-    no plan; ``largest`` may need one, ``plan``. ``floor_allows`` is the largest value whose floor
-    fits. ``refused`` is the smallest value above ``largest`` that does not fit (None: there is
-    none), ``why`` what the planner said of it. The search assumes that what fits at one value fits
-    at every smaller one. ``falling`` are two values, of which the larger has the lower peak as it
-    is; ``missed`` are values below ``largest`` for which no plan was found. ``failure`` ended the
-    search.
+    ``task`` is a question for its model, session, provider and other dimensions. ``budget_bytes``
+    is less the reserve. ``as_it_is`` needs no plan; ``largest`` may need one, ``plan``.
+    ``floor_allows`` is the largest value whose floor fits. ``refused`` is the smallest value above
+    ``largest`` that does not fit (None: there is none), ``why`` what the planner said of it. The
+    search assumes that what fits at one value fits at every smaller one. ``falling`` are two
+    values, of which the larger has the lower peak as it is; ``missed`` are values below ``largest``
+    for which no plan was found. ``failure`` ended the search.
     """
 
     task: Task
@@ -88,7 +77,7 @@ class Fit:
         """All fields, by name."""
         plan = self.plan
         return {
-            "model": str(self.task.file.path),
+            "model": str(self.task.model),
             "dims": self.others,
             "session": self.task.session,
             "provider": self.task.provider,
@@ -133,84 +122,95 @@ class _Failed(Exception):
         self.failure = failure
 
 
-def search_fit(request: FitRequest) -> Search:
-    """Look for the largest value; see :class:`Fit`."""
-    first = request.ask(request.step, None)
-    step, limit = request.step, request.budget_bytes
-    footprints: dict[int, Footprint] = {}
-    base = Fit(first, request.dim, step, request.budget, limit)
+def find_fit(wanted: Fit, ask: Ask) -> Fit:
+    """Look for what ``wanted`` leaves open; see :class:`Fit`."""
+    found, step, limit = wanted, wanted.step, wanted.budget_bytes
+    shapes, plans = _Asked(ask, wanted, None), _Asked(ask, wanted, wanted.budget)
     try:
-        as_it_is = yield from _within(request, footprints, "peak_with_workspace_bytes")
-        base = replace(base, as_it_is=as_it_is * step)
-        floor_allows = yield from _within(request, footprints, "floor_with_workspace_bytes")
-        base = replace(base, floor_allows=floor_allows * step)
-        plans = yield from _plans(request, as_it_is, floor_allows)
+        as_it_is, _ = shapes.bisect(lambda shape: shape.peak_with_workspace_bytes <= limit)
+        found = replace(found, as_it_is=as_it_is * step)
+        floor_allows, _ = shapes.bisect(lambda shape: shape.floor_with_workspace_bytes <= limit)
+        found = replace(found, floor_allows=floor_allows * step)
+        if as_it_is < LARGEST:
+            # What the floor forbids is looked at, too: fusions may lower it. The plan of what fits
+            # as it is costs nothing: it is where the cost begins.
+            wall = min(max(floor_allows, as_it_is), LARGEST - 1) + 1
+            first = (as_it_is, *next_numbers(as_it_is, wall), wall)
+            plans.ask([number for number in first if number])
+        low, high = plans.bisect(lambda plan: isinstance(plan, Planned), as_it_is)
     except _Failed as failed:
-        return replace(base, failure=failed.failure)
-    fits = {number: isinstance(answer, Planned) for number, answer in plans.items()}
-    low, high = bracket({**fits, as_it_is: True})
-    last, refusal = plans.get(low), None if high is None else plans.get(high)
-    falling = falls({n: f.peak_with_workspace_bytes for n, f in footprints.items()})
+        return replace(found, failure=failed.failure)
+    last, refusal = plans.answers.get(low), None if high is None else plans.answers[high]
     return replace(
-        base,
+        found,
         largest=low * step,
         plan=last if isinstance(last, Planned) else None,
         refused=None if high is None else high * step,
         why=refusal.message if isinstance(refusal, Failure) else "",
-        falling=None if falling is None else (falling[0] * step, falling[1] * step),
-        missed=tuple(sorted(n * step for n, fit in fits.items() if n < low and not fit)),
+        falling=_falling({n * step: shape for n, shape in shapes.answers.items()}),
+        missed=tuple(
+            number * step
+            for number, answer in sorted(plans.answers.items())
+            if number < low and isinstance(answer, Failure)
+        ),
     )
 
 
-def _within(
-    request: FitRequest, footprints: dict[int, Footprint], field: str
-) -> Generator[tuple[Task, ...], Mapping[Task, Answer], int]:
-    """The largest multiple of which ``field`` of the footprint is within the budget.
+class _Asked:
+    """Answers by number, in multiples of the step."""
 
-    ``footprints`` has what is known, and gets what is asked.
+    def __init__(self, ask: Ask, wanted: Fit, budget: SizeSpec | None) -> None:
+        self._ask, self._wanted, self._budget = ask, wanted, budget
+        self.answers: dict[int, Any] = {}
+
+    def ask(self, numbers: Sequence[int]) -> None:
+        """Find the answers for ``numbers``.
+
+        Raises:
+            _Failed: one could not be answered.
+        """
+        task, dim, step = self._wanted.task, self._wanted.dim, self._wanted.step
+        sizes = [{**dict(task.dims), dim: number * step} for number in numbers]
+        tasks = [replace(task, dims=tuple(each.items())) for each in sizes]
+        for number, answer in zip(numbers, self._ask(tasks, self._budget), strict=True):
+            if isinstance(answer, Failure) and not (self._budget and answer.infeasible):
+                raise _Failed(answer)
+            self.answers[number] = answer
+
+    def bisect(self, fits: Callable[[Any], bool], low: int = 0) -> tuple[int, int | None]:
+        """The largest number that fits (``low`` does), and the smallest above it that does not."""
+        while True:
+            fitting = {number: fits(answer) for number, answer in self.answers.items()}
+            low = max([low, *(number for number, fit in fitting.items() if fit)])
+            above = [number for number, fit in fitting.items() if not fit and number > low]
+            high = min(above, default=None)
+            numbers = next_numbers(low, high)
+            if not numbers:
+                return low, high
+            self.ask(numbers)
+
+
+def next_numbers(low: int, high: int | None) -> tuple[int, ...]:
+    """What to look at where ``low`` fits and ``high`` does not (None: none is known that does not);
+    nothing where the answer is known.
+
+    Up to three, whatever the number of cores, so that the same are looked at everywhere.
     """
-    while True:
-        amounts = {number: int(getattr(f, field)) for number, f in footprints.items()}
-        fits = {number: nbytes <= request.budget_bytes for number, nbytes in amounts.items()}
-        numbers = next_numbers(fits, straight_guess(amounts, request.budget_bytes))
-        if not numbers:
-            return bracket(fits)[0]
-        answers = yield from _asked(request, numbers, None)
-        for number, answer in answers.items():
-            if not isinstance(answer, Footprint):
-                assert isinstance(answer, Failure)
-                raise _Failed(answer)
-            footprints[number] = answer
+    if high is None:
+        least = 2 * low or 1
+        wanted = {min(number, LARGEST) for number in (least, 2 * least, 4 * least)}
+    else:
+        wanted = {low + part * (high - low) // 4 for part in (1, 2, 3)}
+    return tuple(sorted(wanted - {low}))
 
 
-def _plans(
-    request: FitRequest, as_it_is: int, floor_allows: int
-) -> Generator[tuple[Task, ...], Mapping[Task, Answer], dict[int, Answer]]:
-    """Plans between what fits as it is and what the floor forbids, whose end is looked at, too:
-    fusions may lower the floor."""
-    plans: dict[int, Answer] = {}
-    if as_it_is >= LARGEST:
-        return plans
-    wall = min(max(floor_allows, as_it_is), LARGEST - 1) + 1
-    # That of what fits as it is costs nothing: it is where the cost begins.
-    numbers = tuple(filter(None, (as_it_is, *next_numbers({as_it_is: True, wall: False}), wall)))
-    while numbers:
-        answers = yield from _asked(request, numbers, request.budget)
-        for number, answer in answers.items():
-            if isinstance(answer, Failure) and not answer.infeasible:
-                raise _Failed(answer)
-            plans[number] = answer
-        fits = {number: isinstance(answer, Planned) for number, answer in plans.items()}
-        numbers = next_numbers({**fits, as_it_is: True})
-    return plans
-
-
-def _asked(
-    request: FitRequest, numbers: tuple[int, ...], budget: SizeSpec | None
-) -> Generator[tuple[Task, ...], Mapping[Task, Answer], dict[int, Answer]]:
-    tasks = {request.ask(number * request.step, budget): number for number in numbers}
-    answers = yield tuple(tasks)
-    return {number: answers[task] for task, number in tasks.items()}
+def _falling(shapes: Mapping[int, Footprint]) -> tuple[int, int] | None:
+    """The first two neighbours of which the larger value has the lower peak."""
+    peaks = sorted((value, shape.peak_with_workspace_bytes) for value, shape in shapes.items())
+    for (small, peak), (large, then) in pairwise(peaks):
+        if then < peak:
+            return small, large
+    return None
 
 
 def in_words(fit: Fit) -> str:

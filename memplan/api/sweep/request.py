@@ -1,19 +1,17 @@
-"""What a sweep may be asked: the grid, and how its points are planned and run."""
+"""What a sweep may be asked: the grid, and how its points are planned."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
 
 from memplan.api.rewrite.goal import RewriteOptions, given_options, strategy_for
 from memplan.api.rewrite_options import settle
 from memplan.errors import UsageError
 from memplan.solver.strategies.builtin import Search
-from memplan.units import SizeSpec, did_you_mean
+from memplan.units import SizeSpec
 
-BACKENDS = ("local", "dask", "joblib")
 Sizes = int | Sequence[int]
 Dims = tuple[tuple[str, int], ...]
 """Dimensions bound to sizes, in the order in which they were given."""
@@ -27,24 +25,19 @@ DEFAULT_PLAN = RewriteOptions(SizeSpec("100%", 1, None), effort=DEFAULT_EFFORT)
 
 @dataclass(frozen=True, slots=True)
 class SweepOptions:
-    """How to plan, and where to run.
+    """How to plan, and how much at once.
 
     ``plan`` is how ``rewrite`` is asked for every point; budget, session and provider are those of
-    the point. Its ``effort`` is in rounds: the same plans on every machine and backend; with 0,
-    ``time_limit`` stops every plan by the clock. ``fit_dim`` is the dimension whose largest value
-    is asked for, in multiples of ``fit_step``. ``jobs``: points at a time on this machine, each of
-    which holds a model (0: one per core). ``backend``: ``local``, ``dask`` (``address`` of its
-    scheduler; empty: the current client), or ``joblib`` (what ``joblib.parallel_config`` says).
-    ``resume``: a file that finished points are kept in, and read from.
+    the point. Its ``effort`` is in rounds: the same plans on every machine; with 0, ``time_limit``
+    stops every plan by the clock. ``fit_dim`` is the dimension whose largest value is asked for, in
+    multiples of ``fit_step``. ``jobs``: points at a time on this machine, each of which holds a
+    model (0: one per core).
     """
 
     plan: RewriteOptions = DEFAULT_PLAN
     fit_dim: str | None = None
     fit_step: int = 1
     jobs: int = 0
-    backend: str = "local"
-    address: str = ""
-    resume: Path | None = None
 
     def __post_init__(self) -> None:
         settle(self, {"fit_step": 1, "jobs": 0})
@@ -66,21 +59,6 @@ class SweepOptions:
         if not isinstance(strategy, Search):
             return options
         return replace(options, effort=strategy.iterations or options.effort)
-
-
-def check_options(options: SweepOptions) -> None:
-    """Refuse what cannot be, before any work.
-
-    Raises:
-        UsageError: there is no such backend, or it takes no address.
-    """
-    if options.backend not in BACKENDS:
-        near = did_you_mean(options.backend, BACKENDS)
-        raise UsageError(
-            f"unknown backend {options.backend!r}", f"{near}backends: {', '.join(BACKENDS)}"
-        )
-    if options.address and options.backend != "dask":
-        raise UsageError("an address is that of a Dask scheduler", "add --backend dask")
 
 
 def given_sizes(dims: Mapping[str, Sizes]) -> dict[str, tuple[int, ...]]:

@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import errno
-import hashlib
-from functools import lru_cache
-from pathlib import Path
 
 from memplan.api.analysis import analyze
 from memplan.api.rewrite.rewriting import rewrite
-from memplan.api.sweep.point import Answer, Failure, Footprint, Planned, Task, versions
-from memplan.errors import EXIT_BUG, EXIT_ENVIRONMENT, MemplanError, RuntimeUnavailableError
-from memplan.proto.paths import opened_file
+from memplan.api.sweep.point import Answer, Failure, Footprint, Planned, Task
+from memplan.errors import EXIT_BUG, EXIT_ENVIRONMENT, MemplanError
 
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file; empty if it cannot be read, which whoever opens it as a model says."""
-    try:
-        status = path.stat()
-        return _digest(str(path), status.st_mtime_ns, status.st_size)
-    except (OSError, ValueError):
-        return ""
-
-
-@lru_cache(maxsize=64)
-def _digest(path: str, modified: int, size: int) -> str:
-    with opened_file(path) as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+_SYSTEM = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENOMEM}
 
 
 def solve(task: Task) -> Answer:
     """The answer to ``task``; where there is none, a ``Failure`` says why."""
     try:
-        _check_place(task)
         return _footprint(task) if task.plan is None else _planned(task)
     except MemplanError as error:
         return Failure(error.message, error.hint, error.exit_code)
@@ -46,33 +28,9 @@ def solve(task: Task) -> Answer:
         return Failure(what, "this is a bug in memplan; 'rewrite -vv' shows where", EXIT_BUG)
 
 
-_SYSTEM = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENOMEM}
-
-
-def _check_place(task: Task) -> None:
-    """A process elsewhere must see the same file, and be the same program.
-
-    Raises:
-        RuntimeUnavailableError: it does not, or is not.
-    """
-    here = versions()
-    if here != task.versions:
-        raise RuntimeUnavailableError(
-            f"a worker has {here}; this machine has {task.versions}",
-            "install the same versions on both",
-        )
-    digest = file_digest(task.file.path)
-    if digest != task.file.digest:
-        raise RuntimeUnavailableError(
-            f"{task.file.path} is {'another file' if digest else 'not there'} where the work is "
-            "done, or was changed meanwhile",
-            "let all workers see the models under the same absolute path",
-        )
-
-
 def _footprint(task: Task) -> Footprint:
     found = analyze(
-        task.file.path,
+        task.path,
         dict(task.dims),
         session=task.session,
         provider=task.provider,
@@ -92,7 +50,7 @@ def _footprint(task: Task) -> Footprint:
 
 def _planned(task: Task) -> Planned:
     assert task.plan is not None
-    found = rewrite(task.file.path, task.plan, dims=dict(task.dims), dry_run=True)
+    found = rewrite(task.path, task.plan, dims=dict(task.dims), dry_run=True)
     return Planned(
         budget_bytes=found.budget_bytes,
         predicted_peak_bytes=found.timeline.peak_bytes,

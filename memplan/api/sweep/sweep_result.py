@@ -54,13 +54,6 @@ class SweepPoint:
             return Status.INFEASIBLE if self.failure.infeasible else Status.FAILED
         return Status.ANALYZED if self.planned is None else Status.PLANNED
 
-    @property
-    def fits_as_it_is(self) -> bool:
-        """Whether the budget holds before any change."""
-        if self.footprint is None or self.budget_bytes is None:
-            return False
-        return self.footprint.peak_with_workspace_bytes <= self.budget_bytes
-
     def as_json(self) -> dict[str, object]:
         """All fields, by name; null where there is nothing to say."""
         shape, plan = self.footprint, self.planned
@@ -106,7 +99,7 @@ class Sweep(Summary):
     @property
     def models(self) -> tuple[Path, ...]:
         """The models, each once."""
-        found = [p.model for p in self.points] + [f.task.file.path for f in self.fits]
+        found = [p.model for p in self.points] + [f.task.model for f in self.fits]
         return tuple(dict.fromkeys(found))
 
     @property
@@ -185,7 +178,7 @@ class Sweep(Summary):
         return tuple(rows)
 
     def as_json(self) -> dict[str, object]:
-        """The JSON object of the contract: the same on every backend."""
+        """The JSON object of the contract."""
         options = self.options.plan
         return {
             "schema": SCHEMA,

@@ -54,7 +54,7 @@ def _fits_section(sweep: Sweep) -> Iterator[str]:
     """Every answer and what to know of it; an only answer is the headline already."""
     items = ""
     for fit in sweep.fits:
-        where = named(fit.task.file.path, fit.others, fit.task.session, fit.task.provider, sweep)
+        where = named(fit.task.model, fit.others, fit.task.session, fit.task.provider, sweep)
         told = [] if len(sweep.fits) == 1 else [f"<b>{escape(where + in_words(fit))}</b>"]
         told += [escape(note) for note in caveats(fit)]
         items += f"<li>{'<br>'.join(told)}</li>" if told else ""

@@ -28,7 +28,7 @@ def render(sweep: Sweep, *, details: bool = False) -> Group:
     """Fits, table, what failed, assumptions."""
     parts: list[RenderableType] = []
     for fit in sweep.fits:
-        where = named(fit.task.file.path, fit.others, fit.task.session, fit.task.provider, sweep)
+        where = named(fit.task.model, fit.others, fit.task.session, fit.task.provider, sweep)
         parts.append(line(f"{where}{in_words(fit)}", "bold"))
         parts += [line(f"- {note}") for note in caveats(fit)]
     if not sweep.fits:

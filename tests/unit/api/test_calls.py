@@ -91,7 +91,7 @@ WRONG: list[tuple[Callable[[Path], object], str]] = [
     (lambda f: memplan.ProfileOptions(runs=True), "a whole number"),
     (lambda f: memplan.GradOptions(3), "give a text"),  # type: ignore[arg-type]
     (lambda f: memplan.LowerOptions(weights="x"), "reference, copy"),
-    (lambda f: memplan.SweepOptions(backend=3), "give a text"),
+    (lambda f: memplan.SweepOptions(fit_dim=3), "give a text"),  # type: ignore[arg-type]
     (lambda f: memplan.load(3), "as str or Path"),  # type: ignore[arg-type]
     (lambda f: memplan.gradients(3, "y", ["w"]), "as str or Path"),  # type: ignore[arg-type]
     (lambda f: memplan.rewrite(f, "100%", 3), "str or Path"),  # type: ignore[arg-type]

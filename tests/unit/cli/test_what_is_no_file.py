@@ -60,7 +60,6 @@ CALLS = {
     "profile": ("profile", ODD, "-o", "costs.json"),
     "inputs of profile": ("profile", "step.onnx", "-o", "costs.json", "--inputs", ODD),
     "sweep": ("sweep", ODD, "--budget", "90%", "--jobs", "1"),
-    "points of a sweep": ("sweep", "step.onnx", "--budget", "90%", "--resume", ODD),
     "update of a lock": ("check", "--update", ODD),
     "lock": ("check", "--lock", ODD),
     "lower": ("lower", ODD, "-o", "new.onnx"),

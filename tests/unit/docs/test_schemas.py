@@ -17,7 +17,7 @@ from helpers.schemas import FOLDER, faults, schemas
 
 ROOT = Path(__file__).parents[3]
 STEP = ROOT / "sample_models/mlp_adamw.onnx"
-NOT_PRINTED = {"memplan.costs/1", "memplan.sweep-points/1", "memplan.torch_plan/1"}
+NOT_PRINTED = {"memplan.costs/1", "memplan.torch_plan/1"}
 """Files that memplan writes and reads itself, and the report of a Python object."""
 READ_ELSEWHERE = {"memplan.probe/1", "memplan.float-types/1", "memplan.kernels/1"}
 

@@ -46,25 +46,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def no_plan_is_rejected(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """The nets that plan again what the check rejects, or the proof does not follow, must not hide
+    """The net that plans again what the check rejects, or the proof does not follow, must not hide
     that this happened, nor a bound that a plan contradicts be dropped in silence."""
-    from memplan.api.rewrite import proved
     from memplan.planning.verify import Rejected
     from memplan.solver.strategies import standing
 
     reasons: list[str] = []
-    original, again = Rejected.__init__, proved.planned_again
+    original = Rejected.__init__
 
-    def noted_again(left_out: str, reason: str) -> str:
-        reasons.append(again(left_out, reason))
-        return reasons[-1]
-
-    def noted(self: Rejected, reason: str, peak_bytes: int | None = None) -> None:
+    def noted(self: Rejected, reason: str) -> None:
         reasons.append(reason)
-        original(self, reason, peak_bytes)
+        original(self, reason)
 
     monkeypatch.setattr(Rejected, "__init__", noted)
-    monkeypatch.setattr(proved, "planned_again", noted_again)
     monkeypatch.setattr(standing, "contradicted", reasons.append)
     yield
     if request.node.get_closest_marker("rejects") is None:

@@ -38,6 +38,7 @@ GONE = {
     ("rewrite", "--optimize basic"): "--optimize extended",
     ("rewrite", "--profile"): "memplan profile MODEL -o costs.json, and --costs costs.json",
     ("rewrite", "--seed"): "--strategy 'search{seed=N}'",
+    ("rewrite", "--strict"): "leave it out: --plan refuses a graph that has changed",
     ("rewrite", "--weights embed"): "--weights copy",
     ("run", "--batch"): "--dim N=SIZE, where N is the size that MODEL leaves open",
     ("run", "--guard"): "the state is always guarded; memplan.Trainer(guard=False) does without",

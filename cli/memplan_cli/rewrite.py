@@ -162,13 +162,8 @@ _RARELY = (
 @click.option(
     "--plan",
     type=PATH,
-    help="Apply the plan in this file instead of searching; an unchanged graph gives the same "
-    "bytes.",
-)
-@click.option(
-    "--strict",
-    is_flag=True,
-    help="With --plan: refuse a graph that has changed since the plan was made.",
+    help="Apply the plan in this file instead of searching, for the same bytes; a graph that has "
+    "changed since is refused.",
 )
 @click.option("--dry-run", is_flag=True, help="Plan and verify, but write nothing.")
 @report_options(output=None, format_help="Format of the report on stdout.")
@@ -183,7 +178,6 @@ def command(
     dims: tuple[str, ...],
     plan: Path | None,
     plan_out: Path | None,
-    strict: bool,
     dry_run: bool,
     report: Report,
     **options: Any,
@@ -198,11 +192,10 @@ def command(
     refuse_copy(to_stdout, weights)
     target = _Target(
         output=None if to_stdout or dry_run else output,
-        dims=bound(dims),
         force=report.force,
         dry_run=dry_run or to_stdout,
     )
-    decided = {*options, "reserve"} - {"weights"}
+    decided = {*options, "reserve", "dims"} - {"weights"}
     _one_measure(ctx)
     _check_plan_files(ctx, decided, (model, plan), (output, plan_out), report.force)
     if plan is not None:
@@ -210,9 +203,9 @@ def command(
 
         typed = ctx.get_parameter_source("budget") is ParameterSource.COMMANDLINE
         held = budget if typed else None
-        result = replay(model, plan, budget=held, weights=weights, strict=strict, **asdict(target))
+        result = replay(model, plan, budget=held, weights=weights, **asdict(target))
     else:
-        result = _planned(model, budget, reserve, options, target, report)
+        result = _planned(model, budget, reserve, bound(dims), options, target, report)
     if plan_out is not None:
         result.record.save(plan_out, force=report.force)
     if to_stdout:
@@ -231,10 +224,9 @@ def command(
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What is written, and for which sizes; ``output`` None: nothing, or where it is by default."""
+    """What is written; ``output`` None: nothing, or where it is by default."""
 
     output: Path | None
-    dims: Mapping[str, int]
     force: bool
     dry_run: bool
 
@@ -243,6 +235,7 @@ def _planned(
     model: Path,
     budget: str | None,
     reserve: str | None,
+    dims: Mapping[str, int],
     options: dict[str, Any],
     target: _Target,
     report: Report,
@@ -258,7 +251,7 @@ def _planned(
     seconds = None if asked.effort else asked.time_limit
     with planning_progress(report, model, budget, seconds) as progress:
         try:
-            return rewrite(model, asked, progress=progress, **asdict(target))
+            return rewrite(model, asked, dims=dims, progress=progress, **asdict(target))
         except InfeasibleError as error:
             error.hint = _percent_hint(budget) or error.hint
             raise
@@ -286,8 +279,6 @@ def _check_plan_files(
     from memplan.proto.write import check_output, keep_apart
 
     plan, plan_out = read[1], written[1]
-    if ctx.params["strict"] and plan is None:
-        raise UsageError("--strict requires --plan", "give both, or neither")
     if plan is not None:
         for param in ctx.command.params:
             given = ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE

@@ -20,8 +20,6 @@ from memplan.simulate.timeline import Timeline, simulate
 
 NAMES = (Elide.name, Prune.name, Release.name, Masks.name, Order.name)
 """In the order in which they run."""
-REWIRING = (Release.name, Masks.name)
-"""Those that let nodes compute something else, which gives the same."""
 _SPARED = (Release.name, Masks.name, Order.name)
 
 

@@ -20,6 +20,7 @@ from memplan.ir.phases import Phases
 from memplan.passes.early import early_results
 from memplan.passes.graph_pass import Applied
 from memplan.passes.surgery import ModelEdit
+from memplan.planning.plan_decisions import EDITED
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.state_memory import names_of, ordered_for_state
 from memplan.simulate.timeline import Timeline
@@ -59,8 +60,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class OrderAgain:
-    """``names``: the nodes in the order that :class:`Order` once found; graphs that have other
-    nodes stay as they are."""
+    """``names``: the nodes in the order that :class:`Order` once found."""
 
     name: ClassVar[str] = Order.name
     summary: ClassVar[str] = "the node order of a plan"
@@ -70,12 +70,12 @@ class OrderAgain:
         """The model in that order.
 
         Raises:
-            PlanError: a node would run before what it reads is made.
+            PlanError: the graph has other nodes, or one would run before what it reads is made.
         """
         nodes = model.graph.nodes
         ids = {node.name: node.id for node in nodes}
         if len(self.names) != len(nodes) or ids.keys() != {*self.names}:
-            return Applied(model, note="not as planned: the graph has other nodes")
+            raise PlanError("the plan's order: the graph has other nodes", EDITED)
         made: set[int] = set()
         for place, name in enumerate(self.names):
             node = nodes[ids[name]]
@@ -83,7 +83,7 @@ class OrderAgain:
                 raise PlanError(
                     f"the plan's order[{place}]: node '{printable(name)}' runs before what it "
                     "reads is made",
-                    "take the file back from version control, or plan anew with --plan-out",
+                    EDITED,
                 )
             made.update(node.writes)
         return Applied(in_order(model, [ids[name] for name in self.names]))

@@ -45,15 +45,3 @@ class Plan:
     def clones(self) -> int:
         """Recomputed nodes, each as often as it is recomputed."""
         return sum(self.recomputed.values())
-
-    @property
-    def node_names(self) -> tuple[str, ...]:
-        """The nodes in execution order, recomputations repeated."""
-        nodes = self.extended.graph.nodes
-        return tuple(nodes[node].name for node in self.sequence)
-
-    @property
-    def has_forms(self) -> bool:
-        """Whether a tensor is rebuilt by nodes that the graph did not have: from bits, from a copy
-        on the host, or by a rule of its operator."""
-        return max(self.sequence, default=-1) >= self.extended.first_dormant

@@ -22,7 +22,9 @@ FORMS = (PACKED, OFFLOADED)
 """Forms in which a tensor may be kept, as plan files call them."""
 DECISIONS = (KEPT, RECOMPUTED, REBUILT, *FORMS)
 
-EDITED = "the file was edited: take it back from version control, or plan anew with --plan-out"
+ANEW = "plan anew: memplan rewrite MODEL --budget SIZE --plan-out FILE"
+EDITED = f"the file was edited: take it back from version control, or {ANEW}"
+"""Hints of errors about plan files."""
 
 
 def require_decided_as_run(tensors: Sequence[TensorDecision], sequence: Sequence[Step]) -> None:

@@ -19,7 +19,6 @@ from memplan.planning.encode_problem import Encoded, encode, without_outputs
 from memplan.planning.forms.dormant import Extended
 from memplan.planning.forms.extend_graph import NO_KINDS, extend
 from memplan.planning.forms.on_host import ON_HOST, Offloaded, offloadable
-from memplan.planning.mend import Mend, carried_over
 from memplan.planning.plan import Plan
 from memplan.planning.selections import NO_SELECTORS, Selectors, keep_and_force, selections
 from memplan.shapes.fold import small_constants
@@ -28,7 +27,6 @@ from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import resident_bytes, simulate
 from memplan.solver.problem import NONE, Decision, Ints, Problem
-from memplan.solver.strategies.builtin import Search
 from memplan.solver.strategies.checked import checked
 from memplan.solver.strategies.lowest_peak_strategy import Lowest
 from memplan.solver.strategy import Outcome, Progress, Strategy
@@ -49,7 +47,6 @@ class PlanRequest:
     as beside the block of a memory pattern (:mod:`memplan.simulate.pattern`). ``lowest``: the
     budget is what the lowest plan takes, not ``budget_bytes``. ``forms``: kinds of other
     forms in which tensors may be kept (:mod:`memplan.planning.forms`), for tuned sessions.
-    ``at_hand``: names of the nodes of a plan to go on from (:mod:`memplan.planning.mend`).
     """
 
     graph: Graph
@@ -65,7 +62,6 @@ class PlanRequest:
     outputs_reserved: bool = False
     lowest: bool = False
     forms: frozenset[str] = NO_KINDS
-    at_hand: tuple[str, ...] = ()
 
 
 class NoPlanError(InfeasibleError):
@@ -206,14 +202,6 @@ def make_plan(
     problem = prepared.encoded.problem(room - prepared.reserved_bytes, request.force)
     if not strategy.takes_forms:
         problem = without_forms(problem)
-    chooser = strategy
-    if request.lowest:
-        chooser = Lowest(strategy)
-    elif request.at_hand and isinstance(strategy, Search):
-        graph = prepared.extended.graph
-        ids = {node.name: node.id for node in graph.nodes}
-        at_hand = [ids[name] for name in request.at_hand if name in ids]
-        chooser = Mend(strategy, carried_over(at_hand, graph, problem))
     start = time.perf_counter()
     outside = resident + prepared.reserved_bytes
 
@@ -222,6 +210,7 @@ def make_plan(
         if progress is not None:
             progress(outside + peak, extra)
 
+    chooser = Lowest(strategy) if request.lowest else strategy
     outcome = checked(chooser, problem, time_limit, tell)
     if request.lowest:
         problem = replace(problem, budget=outcome.decision.peak)
@@ -244,18 +233,13 @@ def without_unread(problem: Problem, decision: Decision) -> Decision:
     """
     from memplan.solver.evaluate import decide
 
-    sequence = all_read(problem, decision.sequence)
+    sequence = decision.sequence
+    while len(unread := unread_again(problem, sequence)):
+        sequence = np.delete(sequence, unread)
     if len(sequence) == len(decision.sequence):
         return decision
     pruned = decide(problem, sequence)
     return pruned if pruned.feasible else decision
-
-
-def all_read(problem: Problem, sequence: Ints) -> Ints:
-    """The sequence without recomputations and copies that nobody reads."""
-    while len(unread := unread_again(problem, sequence)):
-        sequence = np.delete(sequence, unread)
-    return sequence
 
 
 def unread_again(problem: Problem, sequence: Ints) -> list[int]:

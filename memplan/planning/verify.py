@@ -31,15 +31,14 @@ from memplan.simulate.timeline import Timeline, simulate
 
 
 class Rejected(MemplanError):
-    """The check found a plan wanting. ``peak_bytes``: what the new file takes, if that is why."""
+    """A check found a plan wanting, or the proof did not follow it: our bug."""
 
-    def __init__(self, reason: str, peak_bytes: int | None = None) -> None:
+    def __init__(self, reason: str) -> None:
         super().__init__(
             f"the plan was rejected: {reason}",
             "nothing was written; please report this with the model",
         )
         self.reason = reason
-        self.peak_bytes = peak_bytes
 
 
 def rewritten_types(
@@ -114,9 +113,7 @@ def ensure(
     timeline = sound_timeline(original, rewritten, plan, types, session)
     peak = timeline.peak_with_workspace_bytes
     if peak > plan.budget_bytes:
-        raise Rejected(
-            f"the simulated peak {peak:,} B breaks the budget {plan.budget_bytes:,} B", peak
-        )
+        raise Rejected(f"the simulated peak {peak:,} B breaks the budget {plan.budget_bytes:,} B")
     if timeline.dynamic_peak_bytes != plan.predicted_peak_bytes - plan.resident_bytes:
         raise Rejected(
             f"planner and simulator disagree: {plan.predicted_peak_bytes - plan.resident_bytes:,} "

@@ -249,10 +249,9 @@ def _plan(
     """A plan for the model that ``steps`` lead to."""
     last = steps[-1] if steps else candidate
     model = last.model
-    budget = goal.budget_bytes - goal.margin_bytes
-    request = plan_request(model, goal.session, goal.costs, budget, goal.selectors)
+    request = plan_request(model, goal.session, goal.costs, goal.budget_bytes, goal.selectors)
     forms = kinds_for(model.prepared, goal.forms)
-    request = replace(request, lowest=goal.lowest, forms=forms, at_hand=goal.at_hand)
+    request = replace(request, lowest=goal.lowest, forms=forms)
     plain: PlainModel | None = None
     begun = now()
     try:
@@ -262,7 +261,6 @@ def _plan(
             plan = make_plan(prepare(request), goal.strategy, deadline.left, goal.progress)
     finally:
         goal.searched.append(now() - begun)
-    plan = replace(plan, budget_bytes=max(goal.budget_bytes, plan.budget_bytes))
     plan = with_loops(plan, candidate.loops, goal.costs, model.graph)
     return Planned(candidate, steps, plan, plain, chunk_cost(candidate, steps, goal))
 

@@ -14,6 +14,7 @@ from memplan.passes.chunk.asked import NONE as NO_CHUNKS
 from memplan.passes.chunk.asked import Asked
 from memplan.passes.graph_pass import Pass
 from memplan.passes.manager import passes_for
+from memplan.passes.prune import Prune
 from memplan.planning.costs import NodeCosts, check_costs, measured_costs, read_costs
 from memplan.planning.forms.extend_graph import NO_KINDS
 from memplan.planning.forms.on_host import ON_HOST
@@ -134,9 +135,8 @@ class Goal:
     ``closing_seconds`` of it are left for what comes behind the search: applying, simulating,
     proving and reading again.
 
-    What was rejected before (:mod:`memplan.api.rewrite.proved`) is mended: ``without`` are the
-    passes that are left out; ``margin_bytes`` stay free below the budget; ``at_hand`` are the nodes
-    of the plan to go on from, by name, as they run.
+    ``prune_alone``: no other pass runs, as a plan was rejected before
+    (:mod:`memplan.api.rewrite.proved`).
 
     ``searched``: the seconds of every search so far, by the clock; those that found nothing, too.
     """
@@ -152,9 +152,7 @@ class Goal:
     forms: frozenset[str] = NO_KINDS
     chunk: Asked | None = None
     progress: Progress | None = None
-    without: frozenset[str] = frozenset()
-    margin_bytes: int = 0
-    at_hand: tuple[str, ...] = ()
+    prune_alone: bool = False
     selectors: Selectors = NO_SELECTORS
     searched: list[float] = field(default_factory=list, compare=False)
 
@@ -171,7 +169,7 @@ class Goal:
             return ()
         seconds = self.deadline.share(_ORDER_SHARE, _ORDER_SECONDS).left
         every = passes_for(self.session, options.wrt, seconds, options.effort)
-        return tuple(each for each in every if each.name not in self.without)
+        return tuple(e for e in every if e.name == Prune.name) if self.prune_alone else every
 
     @property
     def passing(self) -> Deadline:

@@ -1,6 +1,6 @@
 """What a plan file says, held against what a replay of it found.
 
-On the graph that it was made for, everything in the file follows from the graph and the sequence,
+Everything in the file follows from the graph and the sequence,
 but for what a clock, a bound or measured seconds gave: these are told as recorded
 (:class:`Recorded`), and everything else must be what the replay would write itself.
 """
@@ -18,9 +18,8 @@ from memplan.planning.plan_file import PlanFile
 from memplan.units import printable
 
 _SAME = 1e-6  # of the step: two sums of the same seconds
-_OF_THE_FILE = ("module", "call", "seconds")
-"""Of a decision: what the file before fusions says, and what may have been measured."""
-_DECIDED = ("tensors", "chunks", "loops", "passes", "plain", "order", "sequence")
+_MEASURED = "seconds"  # of a decision
+_DECIDED = ("dims", "tensors", "chunks", "loops", "passes", "plain", "order", "sequence")
 _MOST = 60  # characters of a value in a message
 
 
@@ -51,10 +50,13 @@ class Recorded:
     def as_json(self) -> dict[str, object]:
         """The JSON object."""
         return {
-            "extra_cost_fraction": self.extra_cost_fraction,
-            "bound_fraction": self.bound_fraction,
-            "bound_kind": self.bound_kind,
-            "same_seconds": self.same_seconds,
+            "exact": True,
+            "recorded": {
+                "extra_cost_fraction": self.extra_cost_fraction,
+                "bound_fraction": self.bound_fraction,
+                "bound_kind": self.bound_kind,
+                "same_seconds": self.same_seconds,
+            },
         }
 
 
@@ -69,38 +71,30 @@ def recorded_worth(plan: PlanFile, now: PlanFile) -> Recorded:
 
 
 def require_as_found(plan: PlanFile, now: PlanFile) -> None:
-    """Hold a plan against what a replay of it would record, on the graph that it is of.
+    """Hold a plan against what a replay of it would record.
 
     Raises:
         PlanError: an entry differs; the message says which.
     """
-    same_file = plan.model.fingerprint == now.model.fingerprint
-    names = (*_DECIDED, *(("dims",) if same_file else ()))
-    if same_file:
-        _require_same("model.nodes", plan.model.nodes, now.model.nodes)
-        _require_same("model.tensors", plan.model.tensors, now.model.tensors)
-        if plan.accounting == now.accounting:
-            _require_same("baseline_peak_bytes", plan.baseline_peak_bytes, now.baseline_peak_bytes)
+    _require_same("model.nodes", plan.model.nodes, now.model.nodes)
+    _require_same("model.tensors", plan.model.tensors, now.model.tensors)
+    _require_same("baseline_peak_bytes", plan.baseline_peak_bytes, now.baseline_peak_bytes)
     _require_same("settings.tags", plan.settings.tags, now.settings.tags)
-    left_out = {"seconds"} if same_file else {*_OF_THE_FILE}
     said, found = plan.as_json(), now.as_json()
-    for name in names:
-        for place, here, there in _differences(name, said[name], found[name], left_out):
+    for name in _DECIDED:
+        for place, here, there in _differences(name, said[name], found[name]):
             _require_same(place, here, there)
 
 
-def _differences(
-    place: str, said: object, found: object, left_out: set[str]
-) -> Iterator[tuple[str, object, object]]:
+def _differences(place: str, said: object, found: object) -> Iterator[tuple[str, object, object]]:
     """The parts in which two JSON values differ, and what each has there."""
     if isinstance(said, Mapping) and isinstance(found, Mapping):
         for key in {**said, **found}:
-            if key not in left_out:
-                inner = (said.get(key), found.get(key), left_out)
-                yield from _differences(f"{place}.{key}", *inner)
+            if key != _MEASURED:
+                yield from _differences(f"{place}.{key}", said.get(key), found.get(key))
     elif isinstance(said, list) and isinstance(found, list) and len(said) == len(found):
         for number, (here, there) in enumerate(zip(said, found, strict=True)):
-            yield from _differences(f"{place}[{number}]", here, there, left_out)
+            yield from _differences(f"{place}[{number}]", here, there)
     elif said != found:
         yield place, said, found
 

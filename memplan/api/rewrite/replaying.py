@@ -1,21 +1,21 @@
 """A plan file put into effect again: no search, no bound, and the same proof as ever.
 
-On the graph that it was made for, every entry must hold as it stands, and the result is the same
-bytes. On another, what still applies is applied and the rest is named (:class:`Replay`). Either
-way the file is taken for a wish: what it promises is simulated and proved anew.
+A plan is exact or refused: it is of one graph, every entry must hold as it stands, and the result
+is the same bytes. It is taken for a wish all the same: what it promises is simulated and proved
+anew.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from memplan import __version__
 from memplan.api.analysis import ACCOUNTING_VERSION
 from memplan.api.rewrite.cheapest import Planned, chunk_cost, pinned_chunks
 from memplan.api.rewrite.goal import Goal, RewriteOptions, Source
 from memplan.api.rewrite.loop_storage import loops_again, with_loops
-from memplan.api.rewrite.plan_record import recorded_plan, tensor_decisions
+from memplan.api.rewrite.plan_record import recorded_plan
 from memplan.api.rewrite.proved import Applied, Proved, proved_as_planned
 from memplan.api.rewrite.replay_check import Recorded, recorded_worth, require_as_found
 from memplan.api.rewrite.rewrite_candidates import Candidate, analysis_of, variants
@@ -29,77 +29,21 @@ from memplan.passes.prune import Prune
 from memplan.planning.apply import apply_plan
 from memplan.planning.forms.extend_graph import kinds_for
 from memplan.planning.forms.on_host import ON_HOST
-from memplan.planning.plain.finish_fences import PlainModel
-from memplan.planning.plain.plain_plan import everything_fenced, plain_again, plain_anew
+from memplan.planning.plain.plain_plan import everything_fenced, plain_again
 from memplan.planning.plan import Plan
-from memplan.planning.plan_decisions import EDITED, KEPT
-from memplan.planning.plan_file import FormNode, PlanFile, TensorDecision
+from memplan.planning.plan_decisions import ANEW, EDITED
+from memplan.planning.plan_file import FormNode, PlanFile
 from memplan.planning.plan_rows import WORDS
 from memplan.planning.planner import Figures, Prepared, plan_request, plan_with, prepare
-from memplan.planning.replay_sequence import (
-    may_run_again,
-    sequence_as_it_stands,
-    sequence_carried_over,
-)
+from memplan.planning.replay_sequence import sequence_as_it_stands
 from memplan.planning.verify import sound_timeline
+from memplan.runtime.installed import installed_runtime
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
-from memplan.units import SizeSpec, counted, format_bytes, listed, printable
+from memplan.units import SizeSpec, counted, format_bytes, printable
 
-_ANEW = "plan anew with --plan-out"
 _OURS = "if it was not, please report it with the model"
-_SHOWN = 4  # names of what does not apply
-_LEAST_SHARE = 0.5  # of the plan's nodes: a graph that has fewer is another model's
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """How a plan applied. ``exact``: as it stands, to the graph that it was made for.
-
-    Else ``gone``: nodes of the plan that the graph does not have; ``new``: nodes of the graph that
-    the plan does not have; ``refused``: what the plan runs again and must not be run again here;
-    ``undone``: tensors of which the plan decides other than what becomes of them here.
-    ``recorded``: what an exact plan says of its own worth.
-    """
-
-    exact: bool
-    gone: tuple[str, ...] = ()
-    new: tuple[str, ...] = ()
-    refused: tuple[str, ...] = ()
-    undone: tuple[str, ...] = ()
-    recorded: Recorded | None = None
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What a reader should know of it, a line each."""
-        if self.exact:
-            return ()
-        rows = (
-            ("nodes missing from the graph", self.gone),
-            ("nodes unknown to the plan", self.new),
-            ("planned but not recomputed", self.refused),
-            ("tensors whose decision does not hold", self.undone),
-        )
-        named = (
-            f"{words}: {listed([printable(name) for name in names], _SHOWN)}"
-            for words, names in rows
-            if names
-        )
-        return (
-            "the graph is not the one that the plan was made for: applied as far as it holds",
-            *named,
-        )
-
-    def as_json(self) -> dict[str, object]:
-        """The JSON object."""
-        return {
-            "exact": self.exact,
-            "gone": list(self.gone),
-            "new": list(self.new),
-            "refused": list(self.refused),
-            "undone": list(self.undone),
-            "recorded": None if self.recorded is None else self.recorded.as_json(),
-        }
+_SHOWN = 8  # digits of a fingerprint
 
 
 def options_of(plan: PlanFile) -> RewriteOptions:
@@ -127,67 +71,81 @@ def options_of(plan: PlanFile) -> RewriteOptions:
         raise PlanError(f"the plan's {error.message}", error.hint) from None
 
 
-def replayed(source: Source, goal: Goal, plan: PlanFile, *, strict: bool) -> tuple[Proved, Replay]:
-    """The plan applied to ``source``, simulated and proved.
+def replayed(source: Source, goal: Goal, plan: PlanFile) -> tuple[Proved, Recorded]:
+    """The plan applied to ``source``, simulated and proved; and what it says of its own worth.
 
     Raises:
-        PlanError: it was edited, or made for another model; with ``strict`` also where the graph
-            is not the one that it was made for.
+        PlanError: it was made for another graph or by another version, or edited.
         InfeasibleError: the result does not keep the goal's budget.
     """
+    _require_made_for(source, plan)
     try:
-        return _replayed(source, goal, plan, strict)
+        proved = _proved(source, goal, plan)
     except MemplanError as error:
         if error.exit_code != EXIT_BUG:
             raise
         # A file that anybody may have edited asked for it: its fault first, and ours if not.
         raise PlanError(f"the plan does not hold: {error.message}", f"{EDITED}; {_OURS}") from None
+    now = recorded_plan(source, proved)
+    require_as_found(plan, now)
+    return proved, recorded_worth(plan, now)
 
 
-def _replayed(source: Source, goal: Goal, plan: PlanFile, strict: bool) -> tuple[Proved, Replay]:
-    if plan.accounting > ACCOUNTING_VERSION:
+def _require_made_for(source: Source, plan: PlanFile) -> None:
+    """Refuse a plan for another graph, and one whose bytes are counted otherwise.
+
+    Raises:
+        PlanError: it is one of these.
+    """
+    if plan.accounting != ACCOUNTING_VERSION:
+        newer = plan.accounting > ACCOUNTING_VERSION
         raise PlanError(
-            f"the plan was written by a newer memplan: its accounting is {plan.accounting}, and "
-            f"that of this memplan is {ACCOUNTING_VERSION}",
-            f"update memplan, or {_ANEW}",
+            f"the plan was written by {'a newer' if newer else 'an older'} memplan: its accounting "
+            f"is {plan.accounting}, and that of this memplan is {ACCOUNTING_VERSION}",
+            f"update memplan, or {ANEW}" if newer else ANEW,
         )
+    if source.original.fingerprint != plan.model.fingerprint:
+        raise PlanError(
+            f"the plan was made for another graph: {_named(plan.model.fingerprint)}, "
+            f"{counted(plan.model.nodes, 'node')}; the model's is "
+            f"{_named(source.original.fingerprint)}, "
+            f"{counted(len(source.model.graph.nodes), 'node')}",
+            f"give the model that it was made for, or {ANEW}",
+        )
+
+
+def _named(fingerprint: str) -> str:
+    return f"fingerprint {printable(fingerprint[:_SHOWN])}"
+
+
+def _proved(source: Source, goal: Goal, plan: PlanFile) -> Proved:
     candidate = _candidate(source, goal, plan)
     steps = (*candidate.loops, *_steps(candidate, goal, plan))
     model = steps[-1].model if steps else candidate.model
-    exact = model.prepared.fingerprint == plan.model.planned
-    if strict and not (exact and source.original.fingerprint == plan.model.fingerprint):
-        raise PlanError(
-            "the graph is not the one that the plan was made for, and --strict was given",
-            f"leave out --strict to apply what still holds, or {_ANEW}",
-        )
+    _require_planned(model, plan)
     prepared = _prepared(model, goal, plan)
-    found, replay = _sequence(prepared, plan, exact)
-    decided = _plan(prepared, found, goal, plan)
-    decided = with_loops(decided, candidate.loops, goal.costs, model.graph)
+    decided = with_loops(_plan(prepared, goal, plan), candidate.loops, goal.costs, model.graph)
     planned = Planned(candidate, steps, decided, None, chunk_cost(candidate, steps, goal))
-    planned, applied = _applied(planned, goal, plan, exact=exact)
-    if not exact:
-        replay = replace(
-            replay, undone=_undone(plan, tensor_decisions(source, planned, goal.costs))
+    return proved_as_planned(*_applied(planned, goal, plan), goal)
+
+
+def _require_planned(model: OpenModel, plan: PlanFile) -> None:
+    """Refuse a plan whose own graph, behind fusions and passes, is not ``model``.
+
+    Raises:
+        PlanError: it is not.
+    """
+    if model.prepared.fingerprint == plan.model.planned:
+        return
+    made_with = plan.model.runtime, f"memplan {plan.memplan}"
+    here = installed_runtime() or None, f"memplan {__version__}"
+    if made_with != here:
+        was, now = (" and ".join(filter(None, each)) for each in (made_with, here))
+        raise PlanError(
+            f"the plan was made with {printable(was)}; {now} make another graph of this model", ANEW
         )
-    if exact and plan.accounting == ACCOUNTING_VERSION:
-        _require_recorded(plan, applied.timeline)
-    other = (_other_accounting(plan),) if plan.accounting != ACCOUNTING_VERSION else ()
-    proved = proved_as_planned(planned, applied, goal, (*replay.notes, *other))
-    if exact:
-        now = recorded_plan(source, proved)
-        require_as_found(plan, now)
-        replay = replace(replay, recorded=recorded_worth(plan, now))
-    return proved, replay
-
-
-def _undone(plan: PlanFile, now: Sequence[TensorDecision]) -> tuple[str, ...]:
-    """Decisions of the plan that do not hold: the tensor, and what was to become of it."""
-    found = {row.tensor: row.decision for row in now}
-    return tuple(
-        f"{row.tensor} ({row.decision})"
-        for row in plan.tensors
-        if row.decision not in (KEPT, found.get(row.tensor))
+    raise PlanError(
+        "the plan's passes, chunks and loops do not make the graph of its sequence", EDITED
     )
 
 
@@ -201,33 +159,19 @@ def _prepared(model: OpenModel, goal: Goal, plan: PlanFile) -> Prepared:
     return prepare(replace(request, forms=kinds_for(model.prepared, kinds)), rebuild=rebuilds)
 
 
-def _require_recorded(plan: PlanFile, found: Timeline) -> None:
-    """Hold the simulation against the file's peaks: the planner's evaluator, which is not asked
-    here, found these when the plan was made.
+def _candidate(source: Source, goal: Goal, plan: PlanFile) -> Candidate:
+    """The graph that was planned, before any pass.
 
     Raises:
-        PlanError: they differ.
+        PlanError: ONNX Runtime does not fuse nodes here as it did when the plan was made.
     """
-    for name, peak in (
-        ("predicted_peak_bytes", found.peak_bytes),
-        ("predicted_peak_with_workspace_bytes", found.peak_with_workspace_bytes),
-    ):
-        if (said := getattr(plan, name)) != peak:
-            raise PlanError(
-                f"the plan's {name}: {said:,} B, and simulation finds {peak:,} B", EDITED
-            )
-
-
-def _other_accounting(plan: PlanFile) -> str:
-    return (
-        f"the plan's peaks are of version {plan.accounting} of the memory model, those here of "
-        f"version {ACCOUNTING_VERSION}"
-    )
-
-
-def _candidate(source: Source, goal: Goal, plan: PlanFile) -> Candidate:
-    """The graph that was planned, before any pass."""
     variant = variants(source.model, goal)[0]
+    if variant.level != plan.optimize:
+        raise PlanError(
+            f"the plan is of the graph that ONNX Runtime optimizes ({plan.optimize}), which is not "
+            f"to be had here: {variant.notes[-1]}",
+            ANEW,
+        )
     loops = loops_again(variant.model, goal.session, plan.loops, goal.costs, goal.options.loss)
     return Candidate(variant, analysis_of(variant, source, goal), loops)
 
@@ -240,7 +184,7 @@ def _steps(candidate: Candidate, goal: Goal, plan: PlanFile) -> tuple[PassStep, 
         if decision.name not in (*NAMES, CHUNK):
             raise PlanError(
                 f"the plan's passes[{place}]: unknown pass '{printable(decision.name)}'",
-                f"passes of this version: {', '.join((*NAMES, CHUNK))}; {_ANEW}",
+                f"passes of this version: {', '.join((*NAMES, CHUNK))}; {ANEW}",
             )
         step = PassStep(decision.name, model, timeline, changed=False, note="left out, as planned")
         if decision.changed:
@@ -256,40 +200,22 @@ def _steps(candidate: Candidate, goal: Goal, plan: PlanFile) -> tuple[PassStep, 
 
 def _pass_again(name: str, plan: PlanFile) -> Pass:
     if name == CHUNK:
-        return ChunkReplay(plan.chunks, plan.chunks[0].kind if plan.chunks else "")
+        return ChunkReplay(plan.chunks)
     if name == Order.name:
         return OrderAgain(plan.order)
     return make_passes((name,), plan.settings.wrt if name == Prune.name else ())[0]
 
 
-def _sequence(prepared: Prepared, plan: PlanFile, exact: bool) -> tuple[tuple[int, ...], Replay]:
-    """The nodes to run, and how far they are those of the plan.
+def _plan(prepared: Prepared, goal: Goal, plan: PlanFile) -> Plan:
+    """The plan of the file's sequence; its peaks are not known before it is applied, and nothing
+    here certifies a bound.
 
     Raises:
-        PlanError: an entry is wrong, or the plan is of another model.
+        PlanError: an entry of the sequence is wrong.
     """
     room = prepared.request.budget_bytes - prepared.resident_bytes
     problem = prepared.encoded.problem(room - prepared.reserved_bytes)
-    again = may_run_again(problem)
-    if exact:
-        found = sequence_as_it_stands(plan.sequence, prepared, problem, again)
-        return found, Replay(exact=True)
-    carried = sequence_carried_over(plan.sequence, prepared, problem, again)
-    named = len({step for step in plan.sequence if isinstance(step, str)})
-    missing = len(carried.gone)
-    if missing > (1 - _LEAST_SHARE) * named or not named:
-        raise PlanError(
-            f"the plan is of another model: the graph has {named - missing:,} of the plan's "
-            f"{counted(named, 'node')}",
-            f"give the model that it was made for, or {_ANEW}",
-        )
-    nodes = tuple(int(node) for node in carried.sequence)
-    return nodes, Replay(False, carried.gone, carried.new, carried.refused)
-
-
-def _plan(prepared: Prepared, sequence: tuple[int, ...], goal: Goal, plan: PlanFile) -> Plan:
-    """The plan of ``sequence``; its peaks are not known before it is applied, and nothing here
-    certifies a bound."""
+    sequence = sequence_as_it_stands(plan.sequence, prepared, problem)
     costs = prepared.encoded.arrays.cost
     base = float(sum(costs[node] for node in prepared.encoded.order))
     runs = Counter(sequence)
@@ -306,12 +232,11 @@ def _plan(prepared: Prepared, sequence: tuple[int, ...], goal: Goal, plan: PlanF
     return replace(found, tags=goal.strategy.clone_tags)
 
 
-def _applied(
-    planned: Planned, goal: Goal, plan: PlanFile, *, exact: bool
-) -> tuple[Planned, Applied]:
+def _applied(planned: Planned, goal: Goal, plan: PlanFile) -> tuple[Planned, Applied]:
     """The new model, simulated and sound, and the plan with the peaks that it has.
 
     Raises:
+        PlanError: the file says other peaks, or nothing of a plain session.
         InfeasibleError: the budget does not hold.
         Rejected: the new model is not what was planned; our bug.
     """
@@ -320,40 +245,42 @@ def _applied(
         prepared = model.prepared
         result = apply_plan(prepared.proto, planned.plan, prepared.dims)
         timeline = sound_timeline(prepared.proto, result, planned.plan, prepared.types, session)
-        decided = _with_peaks(planned.plan, timeline, goal)
-        return replace(planned, plan=decided), Applied(result, timeline)
-    plain: PlainModel | None
-    if exact and plan.plain is not None:
-        plain = plain_again(model, planned.plan, session, plan.plain)
+        applied = Applied(result, timeline)
+    elif plan.plain is None:
+        raise PlanError("the plan is for a plain session, and says nothing of its pins", EDITED)
     else:
-        plain = plain_anew(model, planned.plan, session, goal.search)
-    if plain is None:
-        raise InfeasibleError(
-            f"the plan, as far as it applies, does not keep {goal.budget_bytes:,} B in a plain "
-            "session",
-            _ANEW,
-        )
-    decided = _with_peaks(planned.plan, plain.timeline, goal)
-    return replace(planned, plan=decided, plain=plain), Applied(plain.model, plain.timeline)
+        plain = plain_again(model, planned.plan, session, plan.plain)
+        planned, applied = replace(planned, plain=plain), Applied(plain.model, plain.timeline)
+    return replace(planned, plan=_with_peaks(planned.plan, applied.timeline, goal, plan)), applied
 
 
-def _with_peaks(plan: Plan, timeline: Timeline, goal: Goal) -> Plan:
-    """The plan with the peaks of the new model.
+def _with_peaks(decided: Plan, timeline: Timeline, goal: Goal, plan: PlanFile) -> Plan:
+    """The plan with the peaks of the new model, which are held against the file's: the planner's
+    evaluator, which is not asked here, found these when the plan was made.
 
     Raises:
         InfeasibleError: they are over the budget.
+        PlanError: they differ.
     """
     peak = timeline.peak_with_workspace_bytes
     if peak > goal.budget_bytes and not goal.strategy.ignores_budget:
         raise InfeasibleError(
             f"the plan takes {peak:,} B ({format_bytes(peak)}), over the "
             f"budget of {goal.budget_bytes:,} B",
-            f"give a larger --budget, or {_ANEW}",
+            f"give a larger --budget, or {ANEW}",
         )
+    for name, found in (
+        ("predicted_peak_bytes", timeline.peak_bytes),
+        ("predicted_peak_with_workspace_bytes", peak),
+    ):
+        if (said := getattr(plan, name)) != found:
+            raise PlanError(
+                f"the plan's {name}: {said:,} B, and simulation finds {found:,} B", EDITED
+            )
     return replace(
-        plan,
+        decided,
         budget_bytes=max(goal.budget_bytes, peak),
         # Resident as the planner counts: with the constants of rules that nothing uses.
-        predicted_peak_bytes=plan.resident_bytes + timeline.dynamic_peak_bytes,
+        predicted_peak_bytes=decided.resident_bytes + timeline.dynamic_peak_bytes,
         predicted_peak_with_workspace_bytes=peak,
     )

@@ -55,7 +55,7 @@ def ensure_readable(
     peaks = timeline.peak_with_workspace_bytes, promised.peak_with_workspace_bytes
     if peaks[0] != peaks[1] or timeline.resident_bytes != promised.resident_bytes:
         raise Rejected(
-            f"the new file takes {peaks[0]:,} B when it is read again, not {peaks[1]:,} B", peaks[0]
+            f"the new file takes {peaks[0]:,} B when it is read again, not {peaks[1]:,} B"
         )
 
 

@@ -9,7 +9,6 @@ from memplan.api.rewrite.proved import Proved
 from memplan.equivalence.prove import Equivalence
 from memplan.equivalence.terms import IN_CHUNKS
 from memplan.passes.chunk.asked import NAME as CHUNK
-from memplan.passes.chunk.asked import NONE
 from memplan.planning.selections import selections
 from memplan.units import counted
 
@@ -67,10 +66,8 @@ def _offload_notes(goal: Goal, planned: Planned, found: OffloadReport | None) ->
 def _chunk_notes(goal: Goal, planned: Planned, equivalence: Equivalence) -> tuple[str, ...]:
     """What chunks may change and what their copies take; or why there are none, though they were
     asked for."""
-    if goal.options.chunk in ("", NONE):
-        return ()
     if goal.chunk is None:
-        return ("no chunks: the proof does not follow them in this graph",)
+        return ()
     place = chunk_step(planned.steps)
     if place is None:
         return (f"no chunks: {_why_no_chunks(goal, planned)}",)
@@ -79,7 +76,7 @@ def _chunk_notes(goal: Goal, planned: Planned, equivalence: Equivalence) -> tupl
 
 def _why_no_chunks(goal: Goal, planned: Planned) -> str:
     unchanged = (step.note for step in planned.steps if step.name == CHUNK)
-    if (note := next(unchanged, "")) or not goal.chunk:
+    if note := next(unchanged, ""):
         return note
     if not planned.plan.extra_cost_fraction and not goal.options.budget.is_lowest:
         return "not needed: the budget holds"

@@ -13,7 +13,7 @@ from memplan.api.rewrite.cheapest import chunk_step, with_chunks
 from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.loop_storage import LoopStep, PairChange
 from memplan.api.rewrite.offload_rewrite import OffloadReport
-from memplan.api.rewrite.replaying import Replay
+from memplan.api.rewrite.replay_check import Recorded
 from memplan.api.rewrite.waterfall import WaterfallStep, waterfall
 from memplan.api.state_modes import state_report
 from memplan.api.summary import Rows, Summary
@@ -72,8 +72,8 @@ class Rewrite(Summary):
     proved of the new graph and the optimized one. ``weights``: what became of weights in other
     files; None: there are none, or nothing was written. ``offload``: what is copied to the host and
     back; None: nothing. ``chunk_cost``: what chunks take beside the plan, as a fraction of the
-    step's seconds. ``record`` is the plan as a file; ``replay`` how one applied that was given,
-    None: none was. ``clock``: what it took.
+    step's seconds. ``record`` is the plan as a file; ``replay`` what one that was given says of its
+    own worth, None: none was. ``clock``: what it took.
     """
 
     path: Path
@@ -96,7 +96,7 @@ class Rewrite(Summary):
     passes: tuple[free.PassStep, ...] = ()
     weights: str | None = None
     chunk_cost: float = 0.0
-    replay: Replay | None = None
+    replay: Recorded | None = None
 
     @property
     def chunked(self) -> bool:

@@ -40,9 +40,11 @@ from memplan.api.rewrite.loop_storage import loops_policy
 from memplan.api.rewrite.offload_rewrite import offload_report
 from memplan.api.rewrite.plan_record import recorded_plan
 from memplan.api.rewrite.proved import Proved, proved_plan
-from memplan.api.rewrite.replaying import Replay, options_of, replayed
+from memplan.api.rewrite.replay_check import Recorded
+from memplan.api.rewrite.replaying import options_of, replayed
 from memplan.api.rewrite.rewrite_notes import rewrite_notes
 from memplan.api.rewrite.rewrite_result import ClockSeconds, Rewrite, default_output
+from memplan.api.rewrite_options import refuses
 from memplan.api.source import Model, as_file, shown_path
 from memplan.api.state_modes import as_recorded, confirmed
 from memplan.deadline import Deadline, now
@@ -122,6 +124,10 @@ def rewrite(
     return replace(result, path=shown_path(path))
 
 
+@refuses(
+    dims="leave it out: a plan holds for the sizes that it was made for",
+    strict="leave it out: a plan for another graph is refused",
+)
 def replay(
     path: Model,
     plan: PlanFile | Path | str,
@@ -129,15 +135,12 @@ def replay(
     *,
     budget: str | int | None = None,
     weights: str = "auto",
-    dims: Mapping[str, int] | None = None,
-    strict: bool = False,
     force: bool = False,
     dry_run: bool = False,
 ) -> Rewrite:
     """Rewrite the training graph in ``path`` as a plan says, without a search.
 
-    On the graph that the plan was made for the result is the same bytes; on another, what still
-    applies is applied, and ``Rewrite.replay`` names the rest. It is simulated and proved as ever.
+    The result is the same bytes, simulated and proved as ever; a plan for another graph is refused.
 
     Args:
         path: an ONNX training graph: a path or a ``ModelProto``.
@@ -145,13 +148,11 @@ def replay(
         output: see :func:`rewrite`.
         budget: what to hold the result to; default: the plan's own.
         weights: see :class:`RewriteOptions`.
-        dims: values for symbolic dimensions, where they are not to be those of the plan.
-        strict: refuse a graph that is not the one that the plan was made for.
         force: overwrite ``output``.
         dry_run: verify, write nothing.
 
     Raises:
-        PlanError: the plan was edited, or made for another model or, with ``strict``, graph.
+        PlanError: the plan was edited, or made for another graph or by another version.
         InfeasibleError: the result does not keep the budget.
         ModelError, UsageError: bad model, option or output path.
     """
@@ -159,14 +160,12 @@ def replay(
     options = replace(options_of(made), weights=weights)
     if budget is not None:
         options = replace(options, budget=given_options(budget).budget)
-    again = _Again(made, strict, None if isinstance(plan, PlanFile) else Path(plan))
+    again = _Again(made, None if isinstance(plan, PlanFile) else Path(plan))
     in_memory = output is None and isinstance(path, onnx.ModelProto)
     with as_file(path) as file:
         target = as_output(output) or default_output(file)
         unwritten = dry_run or in_memory
-        result = _rewrite(
-            file, options, None if unwritten else target, dims or {}, force, None, again
-        )
+        result = _rewrite(file, options, None if unwritten else target, {}, force, None, again)
     return replace(result, path=shown_path(path))
 
 
@@ -175,13 +174,12 @@ class _Again:
     """A plan to apply instead of looking for one; ``file``: which is read for it."""
 
     plan: PlanFile
-    strict: bool
     file: Path | None
 
-    def dims(self, proto: onnx.ModelProto, given: Mapping[str, int]) -> dict[str, int]:
-        """Those of the plan that the model has, and those ``given`` on top."""
+    def dims(self, proto: onnx.ModelProto) -> dict[str, int]:
+        """Those of the plan that the model has."""
         known = symbolic_dims(proto)
-        return {n: size for n, size in self.plan.dims.items() if n in known} | dict(given)
+        return {n: size for n, size in self.plan.dims.items() if n in known}
 
 
 def _rewrite(
@@ -205,9 +203,9 @@ def _rewrite(
     with ExitStack() as stack:
         proto = read_model(path)
         if again is not None:
-            dims = again.dims(proto, dims)
-            recorded = as_recorded(get_metadata(proto), options.state)
-            options = replace(options, state=tuple(recorded))
+            dims = again.dims(proto)
+            state = as_recorded(get_metadata(proto), options.state)
+            options = replace(options, state=tuple(state))
         placement = NO_WEIGHTS
         if target is not None:
             placement = plan_weights(proto, path, target, options.weights, force, read)
@@ -230,12 +228,12 @@ def _rewrite(
                 source.analyzed or source.model, options.keep, options.recompute
             ),
         )
-        found: Replay | None = None
+        recorded: Recorded | None = None
         try:
             if again is None:
                 proved = proved_plan(source, goal)
             else:
-                proved, found = replayed(source, goal, again.plan, strict=again.strict)
+                proved, recorded = replayed(source, goal, again.plan)
         except InfeasibleError as error:
             raise _told(error, source, options) from None
     loaded = _confirm_loaded(proved)
@@ -243,9 +241,13 @@ def _rewrite(
         beside = source.model.prepared.beside
         placement = write_with_weights(proved.applied.model, beside, target, placement, force=force)
         source = replace(source, placement=placement)
-    plan = None if again is None else again.plan
     clock = ClockSeconds(sum(goal.searched), compiling, now() - begun)
-    return _answer(path, target, source, proved, loaded, found, plan, clock)
+    if again is None:
+        record = recorded_plan(source, proved)
+    else:
+        # As it is: seconds and bound are of the costs that it was made with.
+        record = replace(again.plan, budget_bytes=proved.goal.budget_bytes)
+    return _answer(path, target, source, proved, loaded, recorded, record, clock)
 
 
 def _warm_up() -> float:
@@ -373,8 +375,8 @@ def _answer(
     source: Source,
     proved: Proved,
     loaded: tuple[str, ...],
-    replay: Replay | None,
-    plan: PlanFile | None,
+    replay: Recorded | None,
+    record: PlanFile,
     clock: ClockSeconds,
 ) -> Rewrite:
     goal, planned, applied = proved.goal, proved.planned, proved.applied
@@ -402,17 +404,7 @@ def _answer(
         passes=planned.steps,
         weights=source.placement.how,
         chunk_cost=planned.chunk_cost,
-        record=_record(source, proved, replay, plan),
+        record=record,
         clock=clock,
         replay=replay,
     )
-
-
-def _record(
-    source: Source, proved: Proved, replay: Replay | None, plan: PlanFile | None
-) -> PlanFile:
-    """What was decided: the plan itself where it was applied as it stands, as seconds and bound are
-    of the costs that it was made with."""
-    if replay is None or plan is None or not replay.exact:
-        return recorded_plan(source, proved)
-    return replace(plan, budget_bytes=proved.goal.budget_bytes)

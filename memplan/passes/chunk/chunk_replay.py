@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from memplan.errors import PlanError
 from memplan.passes.change import facts_of
 from memplan.passes.chunk.asked import LAYERS, NAME, reason_against
 from memplan.passes.chunk.chunk_candidates import Candidate, again
@@ -13,6 +14,7 @@ from memplan.passes.chunk.chunk_state import State, chunked, sized, stated
 from memplan.passes.chunk.region import Region
 from memplan.passes.chunk.turn import turn_again
 from memplan.passes.graph_pass import Applied
+from memplan.planning.plan_decisions import EDITED
 from memplan.planning.plan_file import ChunkDecision
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
@@ -21,29 +23,31 @@ from memplan.units import counted
 
 @dataclass(frozen=True, slots=True)
 class ChunkReplay:
-    """``decisions``: what went into chunks, in the order in which it did. What a model does not
-    have, or what does not divide, is left out."""
+    """``decisions``: what went into chunks, in the order in which it did."""
 
     name: ClassVar[str] = NAME
     summary: ClassVar[str] = "the chunks of a plan"
     decisions: Sequence[ChunkDecision]
-    kind: str
 
     def apply(self, model: OpenModel, timeline: Timeline) -> Applied:
-        """The model with the same parts in as many chunks."""
+        """The model with the same parts in as many chunks.
+
+        Raises:
+            PlanError: it has no such parts, or they do not divide.
+        """
         if reason := reason_against(model, timeline, 0):
             return Applied(model, note=reason)
-        state, done = sized(model, timeline), list[ChunkDecision]()
-        for decision in self.decisions:
-            regions = _found(state, decision)
-            if regions:
-                state = chunked(state, regions, decision.count)
-                done.append(decision)
-        if not done:
-            return Applied(model, note="the parts that went into chunks are not there")
-        whole = "as planned" if len(done) == len(self.decisions) else "those that are there"
-        note = f"{counted(len(done), 'part')}, {whole}"
-        return Applied(stated(state.model), note, tuple(done), judged=True)
+        state = sized(model, timeline)
+        for place, decision in enumerate(self.decisions):
+            if not (regions := _found(state, decision)):
+                raise PlanError(
+                    f"the plan's chunks[{place}]: the graph has no such parts, or they do not "
+                    "divide",
+                    EDITED,
+                )
+            state = chunked(state, regions, decision.count)
+        note = f"{counted(len(self.decisions), 'part')}, as planned"
+        return Applied(stated(state.model), note, tuple(self.decisions), judged=True)
 
 
 def _found(state: State, decision: ChunkDecision) -> Sequence[Region]:

@@ -22,9 +22,10 @@ from memplan.planning.plain.finish_fences import (
     finished_with,
 )
 from memplan.planning.plan import Plan
+from memplan.planning.plan_decisions import EDITED
 from memplan.planning.plan_file import PlainDecision
 from memplan.planning.planner import PlanRequest, make_plan, prepare
-from memplan.planning.verify import Rejected, ensure_sound, rewritten_types
+from memplan.planning.verify import ensure_sound, rewritten_types
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import SessionKind
@@ -68,6 +69,7 @@ def plan_plain(
 
     Raises:
         InfeasibleError: not even the first run can keep the budget.
+        Rejected: what was made is not what was planned; our bug.
         UsageError: the graph has no input.
     """
     planner = _PlainPlanner(model, request, strategy, progress)
@@ -107,7 +109,6 @@ class _PlainPlanner:
         cheaper. ``later``: it must hold in later runs, too."""
         limits = Limits(budget, budget if later else _UNBOUNDED)
         best: tuple[Plan, PlainModel] | None = None
-        reason = "buffers of a plain session do not fit as closely as the plan needs"
         target = budget
         low: int | None = None  # the highest target below which nothing more is to be found
         high: int | None = None  # the lowest whose plan breaks a limit
@@ -120,10 +121,7 @@ class _PlainPlanner:
                     raise
                 low = target
             else:
-                try:
-                    result, over = _tried(self.model, plan, self.request.session, limits, deadline)
-                except Rejected as error:
-                    result, over, reason = None, max(1, int(_CLOSE * budget)), error.reason
+                result, over = _tried(self.model, plan, self.request.session, limits, deadline)
                 if result is None:
                     high = min(target, plan.predicted_peak_with_workspace_bytes)
                 else:
@@ -141,7 +139,8 @@ class _PlainPlanner:
                 target = (low + high) // 2
         if best is None:
             raise InfeasibleError(
-                f"no plan found within {budget:,} B: {reason}",
+                f"no plan found within {budget:,} B: buffers of a plain session do not fit as "
+                "closely as the plan needs",
                 "use --session tuned, or give a larger budget",
             )
         return replace(best[0], budget_bytes=budget), best[1]
@@ -164,7 +163,7 @@ def _tried(
     """The finished model if it keeps the limits, and by how many bytes it breaks them else.
 
     Raises:
-        Rejected: it is not what was planned.
+        Rejected: it is not what was planned; our bug.
     """
     prepared = model.prepared
     planned: onnx.ModelProto = apply_plan(prepared.proto, plan, prepared.dims)
@@ -257,22 +256,9 @@ def _require_known(entry: str, names: Sequence[str], known: Collection[str]) -> 
             why = "stands there twice" if name in known else "is not in the planned graph"
             raise PlanError(
                 f"the plan's plain.{entry}[{place}]: '{printable(name)}' {why}",
-                "take the file back from version control, or plan anew with --plan-out",
+                EDITED,
             )
         seen.add(name)
-
-
-def plain_anew(
-    model: OpenModel, plan: Plan, session: SessionKind, deadline: Deadline
-) -> PlainModel | None:
-    """A plan with fences and pins for its budget, which are looked for; None: none keep it.
-
-    Raises:
-        Rejected: search and simulation disagree; our bug.
-        UsageError: the graph has no input.
-    """
-    limits = Limits(plan.budget_bytes, _UNBOUNDED)
-    return _tried(model, plan, session, limits, deadline)[0]
 
 
 def everything_fenced(request: PlanRequest) -> PlanRequest:

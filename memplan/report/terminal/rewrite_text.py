@@ -112,11 +112,9 @@ def _curves(result: Rewrite) -> Blocks:
 def _planning_line(result: Rewrite) -> str:
     plan = result.plan
     these = ", for these chunks" if result.chunked and plan.clones else ""
-    how = f"strategy {plan.strategy}, {result.clock.search:.2f} s"
     if result.replay is not None:
-        how = f"plan applied {'in full' if result.replay.exact else 'as far as it still holds'}"
-        if result.replay.recorded is not None:
-            return f"{how}; {result.replay.recorded.line}{these}"
+        return f"plan applied in full; {result.replay.line}{these}"
+    how = f"strategy {plan.strategy}, {result.clock.search:.2f} s"
     return f"{how}; {_how_good(plan)}{these}"
 
 

@@ -118,8 +118,6 @@ def test_a_plan_of_before_is_applied_as_it_was_made(step: Path) -> None:
     plan = rewrite(step, apart, dry_run=True).record
     before = replace(plan, settings=replace(plan.settings, state=()))
     found = replay(step, before, dry_run=True)
-    assert found.replay is not None
-    assert found.replay.exact
     assert found.timeline.peak_bytes == plan.predicted_peak_bytes
 
 

@@ -19,3 +19,12 @@ def test_rounds_and_seconds_are_not_both_taken(
     assert done.returncode == EXIT_USAGE
     assert done.stderr.startswith("error: --effort counts rounds of the search, --time-limit its")
     assert done.stderr.count("\n") == 2
+
+
+def test_a_plan_decides_the_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    memplan = runner(tmp_path, monkeypatch, capfd)
+    done = memplan("rewrite", "step.onnx", "--plan", "plan.json", "--dim", "N=2")
+    assert done.returncode == EXIT_USAGE
+    assert done.stderr.startswith("error: --dim is decided by the plan\nhint: drop it")

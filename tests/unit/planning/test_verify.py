@@ -62,17 +62,15 @@ def test_a_plan_and_its_file_pass(bench: Bench) -> None:
 def test_a_file_at_its_budget_passes_and_one_byte_above_does_not(bench: Bench) -> None:
     peak = bench.check().peak_with_workspace_bytes
     bench.check(replace(bench.plan, budget_bytes=peak))
-    with pytest.raises(Rejected, match="breaks the budget") as caught:
+    with pytest.raises(Rejected, match=f"simulated peak {peak:,} B breaks the budget"):
         bench.check(replace(bench.plan, budget_bytes=peak - 1))
-    assert caught.value.peak_bytes == peak
 
 
 @pytest.mark.parametrize("wrong", [-4, 4])
 def test_a_peak_that_was_not_predicted(bench: Bench, wrong: int) -> None:
     plan = replace(bench.plan, predicted_peak_bytes=bench.plan.predicted_peak_bytes + wrong)
-    with pytest.raises(Rejected, match="planner and simulator disagree") as caught:
+    with pytest.raises(Rejected, match="planner and simulator disagree"):
         bench.check(plan)
-    assert caught.value.peak_bytes is None
 
 
 def test_an_order_that_the_runtime_would_not_keep() -> None:

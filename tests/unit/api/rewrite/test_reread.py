@@ -63,7 +63,7 @@ def test_chunks_of_a_dynamic_batch_state_their_sizes() -> None:
 
 @pytest.mark.rejects
 def test_chunks_that_nobody_else_can_read_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan is made without chunks, and that is told."""
+    """The plan is made once more without chunks, and that is told."""
 
     def unreadable(model: onnx.ModelProto, *more: Any) -> None:
         if any("/chunk" in node.name for node in model.graph.node):
@@ -73,7 +73,7 @@ def test_chunks_that_nobody_else_can_read_are_not_made(monkeypatch: pytest.Monke
     monkeypatch.setattr(proved, "ensure_readable", unreadable)
     result = rewritten()
     assert not result.chunked
-    assert any("planned again without chunks" in note for note in result.assumptions)
+    assert any("rejected: a chunk cannot be read." in note for note in result.assumptions)
     assert not memplan.analyze(result.model, {"rows": ROWS}).inexact
 
 

@@ -99,7 +99,7 @@ def test_a_bad_file_is_not_handed_out(
         return replace(made, model=wrong)
 
     monkeypatch.setattr(planning, "finish", spoiled)
-    with pytest.raises(InfeasibleError, match=reason):
+    with pytest.raises(Rejected, match=reason):
         planned(model)
 
 

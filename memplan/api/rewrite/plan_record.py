@@ -33,19 +33,25 @@ from memplan.runtime.installed import installed_runtime
 _PIECE = re.compile(r"(.+)/chunk\d+")
 
 
+def versions() -> tuple[str | None, str]:
+    """The ONNX Runtime (None: there is none) and the memplan that make plans here."""
+    return installed_runtime() or None, __version__
+
+
 def recorded_plan(source: Source, proved: Proved) -> PlanFile:
     """The plan of a model that was rewritten and proved."""
     goal, planned, plan = proved.goal, proved.planned, proved.planned.plan
     options, plain = goal.options, planned.plain
     known = plan.bound_kind in BOUND_KINDS  # a strategy of another package may use words of its own
+    runtime, memplan = versions()
     return PlanFile(
-        memplan=__version__,
+        memplan=memplan,
         accounting=ACCOUNTING_VERSION,
         model=PlannedModel(
             fingerprint=source.original.fingerprint,
             nodes=len(source.model.graph.nodes),
             tensors=len(source.model.graph.tensors),
-            runtime=installed_runtime() or None,
+            runtime=runtime,
             planned=planned.model.prepared.fingerprint,
         ),
         session=options.session,

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from memplan import __version__
 from memplan.api.analysis import ACCOUNTING_VERSION
 from memplan.api.rewrite.cheapest import Planned, chunk_cost, pinned_chunks
 from memplan.api.rewrite.goal import Goal, RewriteOptions, Source
 from memplan.api.rewrite.loop_storage import loops_again, with_loops
-from memplan.api.rewrite.plan_record import recorded_plan
+from memplan.api.rewrite.plan_record import recorded_plan, versions
 from memplan.api.rewrite.proved import Applied, Proved, proved_as_planned
 from memplan.api.rewrite.replay_check import Recorded, recorded_worth, require_as_found
 from memplan.api.rewrite.rewrite_candidates import Candidate, analysis_of, variants
@@ -37,7 +36,6 @@ from memplan.planning.plan_rows import WORDS
 from memplan.planning.planner import Figures, Prepared, plan_request, plan_with, prepare
 from memplan.planning.replay_sequence import sequence_as_it_stands
 from memplan.planning.verify import sound_timeline
-from memplan.runtime.installed import installed_runtime
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
 from memplan.units import SizeSpec, counted, format_bytes, printable
@@ -137,10 +135,12 @@ def _require_planned(model: OpenModel, plan: PlanFile) -> None:
     """
     if model.prepared.fingerprint == plan.model.planned:
         return
-    made_with = plan.model.runtime, f"memplan {plan.memplan}"
-    here = installed_runtime() or None, f"memplan {__version__}"
-    if made_with != here:
-        was, now = (" and ".join(filter(None, each)) for each in (made_with, here))
+    made_with = plan.model.runtime, plan.memplan
+    if made_with != versions():
+        was, now = (
+            f"{runtime or 'no ONNX Runtime'} and memplan {memplan}"
+            for runtime, memplan in (made_with, versions())
+        )
         raise PlanError(
             f"the plan was made with {printable(was)}; {now} make another graph of this model", ANEW
         )

@@ -75,7 +75,6 @@ class Elide:
     """``rounds``: looks at the graph, each at what the one before left."""
 
     name: ClassVar[str] = "elide"
-    summary: ClassVar[str] = "redundant copies, and views of views"
     rounds: int = _ROUNDS
 
     def apply(self, model: OpenModel, timeline: Timeline) -> Applied:

@@ -28,7 +28,6 @@ class Pass(Protocol):
     """A pass: options as fields. All outputs that stay keep their bits."""
 
     name: ClassVar[str]
-    summary: ClassVar[str]
 
     def apply(self, model: OpenModel, timeline: Timeline) -> Applied:
         """The model after the pass. ``timeline`` is the simulation of ``model``.
@@ -43,11 +42,6 @@ def peak_did_not_rise(after: Timeline, before: Timeline) -> bool:
     """Whether the peak did not rise: that with workspace, which a budget is held against; where
     that is the same, the one without."""
     return _peaks(after) <= _peaks(before)
-
-
-def peak_fell(after: Timeline, before: Timeline) -> bool:
-    """Whether the peak fell, in the same sense."""
-    return _peaks(after) < _peaks(before)
 
 
 def _peaks(timeline: Timeline) -> tuple[int, int]:

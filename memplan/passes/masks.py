@@ -36,7 +36,6 @@ class Masks:
     """No options."""
 
     name: ClassVar[str] = "masks"
-    summary: ClassVar[str] = "one mask in place of two"
 
     def apply(self, model: OpenModel, timeline: Timeline) -> Applied:
         """The model with masks joined, as far as no peak rises by it."""

@@ -30,14 +30,12 @@ from memplan.units import printable
 @dataclass(frozen=True, slots=True)
 class Order:
     """``seconds``: time for the search. ``rounds``: attempts instead of it (0: ``seconds``), so
-    that the order depends on ``seed`` alone.
+    that every run finds the same order.
     """
 
     name: ClassVar[str] = "order"
-    summary: ClassVar[str] = "the node order with the lowest peak, nothing recomputed"
     seconds: float = 2.0
     rounds: int = 0
-    seed: int = 0
 
     def apply(self, model: OpenModel, timeline: Timeline) -> Applied:
         """The model in a lower order, if the search finds one."""
@@ -48,7 +46,7 @@ class Order:
         request = PlanRequest(model.graph, timeline.session, 0, _no_costs)
         prepared = prepare(request)
         floor = prepared.floor.with_workspace
-        options = LowestOptions(self.seconds, self.rounds, self.seed, floor)
+        options = LowestOptions(self.seconds, self.rounds, floor)
         starts = [
             early_order(model.graph, updates_of(model.phases)),
             early_results(timeline, alone=False),
@@ -63,7 +61,6 @@ class OrderAgain:
     """``names``: the nodes in the order that :class:`Order` once found."""
 
     name: ClassVar[str] = Order.name
-    summary: ClassVar[str] = "the node order of a plan"
     names: Sequence[str]
 
     def apply(self, model: OpenModel, timeline: Timeline) -> Applied:

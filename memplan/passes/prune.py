@@ -33,7 +33,6 @@ class Prune:
     """
 
     name: ClassVar[str] = "prune"
-    summary: ClassVar[str] = "nodes that reach no requested output, and what only they held"
     wrt: tuple[str, ...] = ()
 
     def apply(self, model: OpenModel, timeline: Timeline) -> Applied:

@@ -34,7 +34,6 @@ class Release:
     """No options."""
 
     name: ClassVar[str] = "release"
-    summary: ClassVar[str] = "unused results, freed at once"
 
     def apply(self, model: OpenModel, timeline: Timeline) -> Applied:
         """The model without what is held for nobody, as far as no peak rises by it."""

@@ -46,7 +46,6 @@ class ChunkRegions:
 
     name: ClassVar[str] = NAME
     kind: ClassVar[str] = REGIONS
-    summary: ClassVar[str] = "regions of large tensors in chunks, forward and backward together"
     count: int = 0
     budget_bytes: int = 0
 

@@ -57,7 +57,6 @@ class ChunkLayers:
 
     name: ClassVar[str] = NAME
     kind: ClassVar[str] = LAYERS
-    summary: ClassVar[str] = "the last layers in chunks of the batch, forward and backward together"
     count: int = 0
     budget_bytes: int = 0
 

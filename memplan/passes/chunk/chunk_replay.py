@@ -26,7 +26,6 @@ class ChunkReplay:
     """``decisions``: what went into chunks, in the order in which it did."""
 
     name: ClassVar[str] = NAME
-    summary: ClassVar[str] = "the chunks of a plan"
     decisions: Sequence[ChunkDecision]
 
     def apply(self, model: OpenModel, timeline: Timeline) -> Applied:

@@ -35,7 +35,6 @@ import torch
 from torch import Tensor
 
 import memplan
-from benchmarks.capture.roads import kept
 from benchmarks.record import write_record
 from memplan.ir.roles import Role
 
@@ -367,6 +366,14 @@ def unreached(found: Mapping[tuple[object, ...], Row]) -> Iterator[Row]:
                     continue  # what grad gives
                 if (part, name, road) not in found:
                     yield {"part": part, "name": name, "road": road, "verdict": "not run"}
+
+
+def kept(path: Path | None) -> dict[tuple[object, ...], Row]:
+    """Rows of an earlier record by what they are of."""
+    if path is None or not path.exists():
+        return {}
+    rows = json.loads(path.read_text())["results"]
+    return {(row["part"], row["name"], row["road"]): row for row in rows}
 
 
 def changes(found: Mapping[tuple[object, ...], Row], record: Path) -> list[str]:

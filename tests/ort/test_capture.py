@@ -1,7 +1,4 @@
-"""Captured training steps against PyTorch: gradients in float64, trainings in float32.
-
-All families by both roads: ``python -m benchmarks.capture.roads families``.
-"""
+"""Captured training steps against PyTorch: gradients in float64, trainings in float32."""
 
 from __future__ import annotations
 

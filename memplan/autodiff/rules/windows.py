@@ -182,8 +182,8 @@ def _unfolds_less(grad: Value, weight: Value, windows: Windows) -> bool:
 
     ONNX Runtime's transposed convolution writes the product with every element of the kernel, then
     adds them up on one thread; a convolution copies windows of ``grad`` into panels, on all, but
-    its product is narrower. Measured by ``benchmarks/steps/convolution_gradients.py``: it takes
-    0.3 to 0.95 of the time where the first are many and the image is large for its channels.
+    its product is narrower. Measured on two cores, it takes 0.3 to 0.95 of the time where the
+    first are many and the image is large for its channels.
     """
     sizes = [dim for dim in grad.shape[2:] if isinstance(dim, int)]
     if windows.rank > 2 or len(sizes) < windows.rank or not windows.mirrors:
@@ -220,7 +220,7 @@ def correlate(
 
     - channels of the image as a further axis that the kernel slides over, the last one, so that
       the runtime copies windows in runs of channels; where the marks have fewer channels, they are
-      the image, and less is copied (``benchmarks/steps/convolution_gradients.py``);
+      the image, and less is copied;
     - samples as groups, where there are groups; the weight's gradient of each sample is made, then
       all are added;
     - both transposed (three spatial axes, groups in batches of a size that is not known).

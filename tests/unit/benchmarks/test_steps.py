@@ -1,4 +1,4 @@
-"""The benchmark of training steps: its workers, its budgets, and what its table says."""
+"""The benchmark of training steps: its workers and its budgets."""
 
 from __future__ import annotations
 
@@ -45,22 +45,3 @@ def test_a_worker_that_fails_says_why(tmp_path: Path) -> None:
     with bench.Worker("m", "memplan", str(tmp_path / "none.onnx"), "none.npz") as worker:
         worker.steps(2)
         assert "none.onnx does not exist" in worker.finish()["failed"]
-
-
-def test_the_table_holds_times_and_memory_against_eager() -> None:
-    def row(who: str, growth: int, seconds: float, loss: float) -> dict[str, object]:
-        return {
-            "model": "net",
-            "who": who,
-            "growth_bytes": growth,
-            "seconds_median": seconds,
-            "seconds_by_round": [seconds, 2 * seconds],
-            "losses": [loss],
-        }
-
-    failed = {"model": "net", "who": "memplan at 1 MB", "failed": "infeasible"}
-    rows = [row("PyTorch eager", 10**7, 0.1, 2.0), row("memplan", 4 * 10**6, 0.09, 2.002), failed]
-    lines = load_benchmark("tables.steps").beside_pytorch({"results": rows})
-    assert "| net | memplan | 4 | 0.40 |  | 90 | 90 to 180 | 0.90 |" in lines
-    assert any("1e-03" in line for line in lines)
-    assert any(line.startswith("| net | memplan at 1 MB | - |") for line in lines)

@@ -26,7 +26,7 @@ IN_MESSAGES = BANNED | {r"\b(?:is|are) wanted\b": "expected X, got 'y'"}
 PAGES = [
     page
     for page in sorted((ROOT / "docs").rglob("*.md"))
-    # Written from records by benchmarks.tables.
+    # Tables from records, by benchmarks.tables.
     if page.name != "benchmarks.md"
 ]
 

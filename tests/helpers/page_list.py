@@ -141,7 +141,6 @@ ELSEWHERE = {
     "commands/lower.md": "its LeNet is not in the repository; from-onnxruntime-training.md",
     "from-onnxruntime-training.md": "tests/ort/test_pages.py",
     "gradients.md": "tests/ort/test_pages.py",
-    "how/dropout.md": "the reader's own model",
     "plan-for-absent-gpu.md": "tests/ort/test_pages.py",
     "stay-in-pytorch.md": "tests/ort/test_stay_in_pytorch.py",
     "../sample_models/README.md": "tests/ort/test_samples.py makes all of them",

@@ -1,7 +1,7 @@
 """Make a planned model keep its budget in a plain session: fences and pins.
 
 A plain ``InferenceSession(path)`` merges equal nodes, runs a depth-first order and reuses dead
-buffers; from the second run on it holds a block for all (docs/how/plain-sessions.md). The file
+buffers; from the second run on it holds a block for all (docs/how/rewriting.md). The file
 itself undoes the first three: *fences* keep recomputed nodes apart from what they repeat, and on
 graph inputs and constants (*input fences*) hide shapes from buffer reuse; *pins* (``Size`` nodes
 that nobody reads, at the end of the file) decide what the depth-first search visits when. The

@@ -1,9 +1,10 @@
 """What `memplan grad` keeps, beside training graphs of the same networks that PyTorch exported.
 
 Both are simulated alike: a tuned session on the CPU, nodes in file order, static shapes. Nothing is
-run. The forward graphs come from `benchmarks/nets/lean.py`.
+run. The forward graphs come from `benchmarks/nets/catalogue.py`.
 
-    python -m benchmarks.nets.lean FORWARD
+    python -m benchmarks.nets.catalogue FORWARD --forward --only resnet50 --only unet --only gpt2 \\
+        --only bert
     python -m benchmarks.capture.gradients --forward FORWARD --exported DIR --json results.json
 """
 

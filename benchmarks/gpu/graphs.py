@@ -42,13 +42,11 @@ def main() -> int:
 def make(name: str, size: str, folder: Path, batch: int | None = None) -> Path:
     """Write the graph of one network; its path."""
     import memplan
-    from benchmarks.gpu.nets import NETS
+    from benchmarks.nets.catalogue import net
 
-    net = NETS[name, size]
-    example = net.batch(batch or EXAMPLE_BATCH)
-    step = memplan.TorchStep(
-        net.make(), None, list(example.values()), dynamic=None if batch else "N"
-    )
+    chosen = net(name, size)
+    example = chosen.of(batch or EXAMPLE_BATCH)
+    step = memplan.TorchStep(chosen.make(), None, example, dynamic=None if batch else "N")
     path = folder / (f"{name}_bs{batch}.onnx" if batch else f"{name}_dynbatch.onnx")
     memplan.capture(step, path, via="grad", weights="none", force=True)
     return path

@@ -16,6 +16,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +40,17 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Peak bytes and median seconds per step, or why there are none."""
     import torch
 
-    from benchmarks.gpu.nets import NETS
+    from benchmarks.nets.catalogue import net
 
     torch.manual_seed(0)
     # ONNX Runtime multiplies in TF32 by default; so does this, or times would not compare.
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
-    net = NETS[options.net, options.size]
-    model = net.make().to(options.device)
-    batch = [value.to(options.device) for value in net.batch(options.batch).values()]
+    chosen = net(options.net, options.size)
+    model = chosen.make().to(options.device)
+    batch = [value.to(options.device) for value in chosen.of(options.batch)]
     if options.mode == "checkpoint":
-        _checkpoint(net.blocks(model))
+        _checkpoint(model, chosen.blocks)
     runner: Any = model
     if options.mode == "compile":
         import torch._functorch.config as functorch
@@ -83,7 +84,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _checkpoint(blocks: list[tuple[Any, str]]) -> None:
+def _checkpoint(model: Any, blocks: Sequence[str]) -> None:
     from torch import nn
     from torch.utils.checkpoint import checkpoint
 
@@ -95,11 +96,12 @@ def _checkpoint(blocks: list[tuple[Any, str]]) -> None:
         def forward(self, *args: Any) -> Any:
             return checkpoint(self.inner, *args, use_reentrant=False)
 
-    for parent, name in blocks:
-        if name.isdigit():
-            parent[int(name)] = Checkpointed(parent[int(name)])
+    for name in blocks:
+        part = getattr(model, name)
+        if isinstance(part, nn.ModuleList):
+            part[:] = map(Checkpointed, part)
         else:
-            setattr(parent, name, Checkpointed(getattr(parent, name)))
+            setattr(model, name, Checkpointed(part))
 
 
 def _synchronize(device: str) -> None:

@@ -227,16 +227,17 @@ def step_times() -> Iterator[StepTime]:
     """Steps of two language models of a size that runs in a second, in chunks of each kind."""
     import torch
 
-    from benchmarks.nets.captured import Gpt2
-    from benchmarks.nets.families import Llama, Net, text
-    from benchmarks.nets.lean import exported
-    from benchmarks.plans.families import training_graph
+    from benchmarks.nets.catalogue import Net, exported, text, training_graph
+    from benchmarks.nets.text import Gpt2, Llama
     from memplan.proto.write import write_model
 
-    batch = text(8, 256, 4000)
     nets = {
-        "Llama, 4 layers 192 wide, 8 x 256": Net(lambda: Llama(4000, 192, 6, 2, 768, 4), batch),
-        "GPT-2, 4 layers 192 wide, 8 x 256": Net(lambda: Gpt2(4000, 192, 4, places=256), batch),
+        "Llama, 4 layers 192 wide, 8 x 256": Net(
+            lambda: Llama(4000, 192, 6, 2, 768, 4), text(256, 4000), 8
+        ),
+        "GPT-2, 4 layers 192 wide, 8 x 256": Net(
+            lambda: Gpt2(256, 4000, 192, 3, 4), text(256, 4000, labels=False), 8
+        ),
     }
     for name, net in nets.items():
         torch.manual_seed(0)

@@ -42,7 +42,8 @@ def forward_graphs(only: Sequence[str]) -> Iterator[tuple[str, onnx.ModelProto]]
     """The forward graphs whose names have one of ``only`` in them; all, where that is empty."""
     import torch
 
-    from benchmarks.nets.lean import Gpt2, exported
+    from benchmarks.nets.catalogue import exported
+    from benchmarks.nets.text import Gpt2
 
     sys.path.insert(0, str(SAMPLES))
     import nets

@@ -1,40 +1,42 @@
-"""How planning grows: generated transformer training graphs of any number of layers.
-
-Nodes, sizes and durations are those of a decoder of width 1024 with 16 heads, batch 8 of 512
-tokens, in single precision: forward, loss and backward, weight gradients consumed at once.
-Durations are a roofline of 15 TFLOP/s and 700 GB/s with 3 us per node. 300 layers are 16,210
-nodes.
+"""How planning, ``analyze`` and ``check`` grow with the graph.
 
     python -m benchmarks.plans.scale --layers 24 --layers 300 --ratio 0.5 --seconds 5 --json FILE
-
-How ``analyze`` grows (:mod:`benchmarks.plans.analyze_scale`):
-
     python -m benchmarks.plans.scale --analyze 1000 --analyze 100000 --analyze MODEL --json FILE
+    python -m benchmarks.plans.scale --check 300x500 --check 10x10000 --json FILE
+
+Graphs are those of ``benchmarks/nets/generated.py``. Time of an analysis is CPU time, best of some
+runs; each graph is analyzed in a process of its own, as the largest one decides the memory of a
+process. Files may be measured beside them. The C++ of ONNX runs in a child process
+(:mod:`memplan.proto.native`), which CPU time leaves out and elapsed time has.
+
+Check: as many chains of about as many nodes in one lock: ``check``, and ``check --base`` after two
+of them have changed, by the installed program in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
+import os
 import resource
+import shutil
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from benchmarks.plans.analyze_scale import measure_graph, slope
+import onnx
+
+from benchmarks.nets.generated import PER_LAYER, chain, transformer
 from benchmarks.plans.instances import Instance, verify_instance
 from benchmarks.plans.public_graphs import to_problem
 from benchmarks.record import write_record
 
-_BATCH, _TOKENS, _WIDTH, _HEADS, _CLASSES = 8, 512, 1024, 16, 1024
-_FLOPS, _BYTES, _LATENCY = 15e12, 700e9, 3e-6
-_ROWS = _BATCH * _TOKENS
-
-Gradients = list[tuple[int, int]]
-"""(forward node, node that makes the gradient of its output)."""
-Backward = Callable[[int], Gradients]
-"""From the node that makes the gradient of the output."""
+# --- Planning -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,124 +52,6 @@ class Result:
     planning_seconds: float
     recomputed_nodes: int
     resident_set_bytes: int
-
-
-@dataclass(slots=True)
-class Tape:
-    """A graph under construction: nodes, and what each forward node does in backward."""
-
-    elements: list[int] = field(default_factory=list)
-    nanoseconds: list[int] = field(default_factory=list)
-    reads: list[tuple[int, ...]] = field(default_factory=list)
-    steps: list[tuple[int, Backward]] = field(default_factory=list)
-
-    def node(self, elements: int, flops: float, reads: Sequence[int]) -> int:
-        """Append a node that makes ``elements`` numbers of four bytes."""
-        moved = 4 * (elements + sum(self.elements[u] for u in reads))
-        seconds = _LATENCY + flops / _FLOPS + moved / _BYTES
-        self.elements.append(elements)
-        self.nanoseconds.append(round(1e9 * seconds))
-        self.reads.append(tuple(sorted(set(reads))))
-        return len(self.elements) - 1
-
-    def forward(self, elements: int, flops: float, reads: Sequence[int], backward: Backward) -> int:
-        """Append a forward node."""
-        made = self.node(elements, flops, reads)
-        self.steps.append((made, backward))
-        return made
-
-    def linear(self, x: int, inner: int, outer: int) -> int:
-        """``x`` (rows, inner) times a weight matrix."""
-        flops = 2.0 * _ROWS * inner * outer
-
-        def backward(gradient: int) -> Gradients:
-            self.node(inner * outer, flops, [x, gradient])
-            return [(x, self.node(_ROWS * inner, flops, [gradient]))]
-
-        return self.forward(_ROWS * outer, flops, [x], backward)
-
-    def product(self, a: int, b: int, elements: int) -> int:
-        """The product of two activations."""
-        flops = 2.0 * _ROWS * _TOKENS * _WIDTH
-
-        def backward(gradient: int) -> Gradients:
-            return [
-                (a, self.node(self.elements[a], flops, [gradient, b])),
-                (b, self.node(self.elements[b], flops, [gradient, a])),
-            ]
-
-        return self.forward(elements, flops, [a, b], backward)
-
-    def map(self, x: int, flops: int, needs: str = "") -> int:
-        """An elementwise node whose gradient ``needs`` its input (x), its output (y) or neither."""
-        size = self.elements[x]
-
-        def backward(gradient: int) -> Gradients:
-            needed = {"x": [x], "y": [made], "": []}[needs]
-            return [(x, self.node(size, flops * size, [gradient, *needed]))]
-
-        made = self.forward(size, flops * size, [x], backward)
-        return made
-
-    def add(self, a: int, b: int) -> int:
-        """A residual sum; the gradient passes through."""
-        size = self.elements[a]
-        return self.forward(size, size, [a, b], lambda gradient: [(a, gradient), (b, gradient)])
-
-    def finish(self, loss: int) -> None:
-        """Append the backward part."""
-        found: dict[int, list[int]] = {loss: [self.node(1, 0, [loss])]}
-        for made, backward in reversed(self.steps):
-            if made not in found:
-                continue
-            first, *others = found.pop(made)
-            for other in others:
-                first = self.node(self.elements[first], self.elements[first], [first, other])
-            for source, gradient in backward(first):
-                found.setdefault(source, []).append(gradient)
-
-
-def transformer(layers: int) -> Instance:
-    """The training graph of a decoder with ``layers`` layers."""
-    tape = Tape()
-    x = tape.node(_ROWS * _WIDTH, 0, [])
-    for _ in range(layers):
-        x = _feed_forward(tape, _attention(tape, x))
-    x = tape.linear(tape.map(x, 8, "x"), _WIDTH, _CLASSES)
-    scores = tape.map(x, 6, "y")
-    size = tape.elements[scores]
-    loss = tape.forward(
-        1,
-        size,
-        [scores],
-        lambda gradient: [(scores, tape.node(size, size, [gradient, scores]))],
-    )
-    tape.finish(loss)
-    count = len(tape.elements)
-    return Instance(
-        f"transformer{layers}",
-        tuple(range(count)),
-        tuple(tape.nanoseconds),
-        tuple(4 * elements for elements in tape.elements),
-        tuple(tape.reads),
-    )
-
-
-def _attention(tape: Tape, x: int) -> int:
-    normed = tape.map(x, 8, "x")
-    query, key, value = (
-        tape.map(made, 1) for made in [tape.linear(normed, _WIDTH, _WIDTH) for _ in range(3)]
-    )
-    scores = tape.product(query, key, _BATCH * _HEADS * _TOKENS * _TOKENS)
-    weights = tape.map(tape.map(tape.map(scores, 1), 1), 6, "y")
-    mixed = tape.product(weights, value, _ROWS * _WIDTH)
-    return tape.add(x, tape.map(tape.linear(mixed, _WIDTH, _WIDTH), 1))
-
-
-def _feed_forward(tape: Tape, x: int) -> int:
-    hidden = tape.map(tape.linear(tape.map(x, 8, "x"), _WIDTH, 4 * _WIDTH), 1)
-    out = tape.linear(tape.map(hidden, 12, "x"), 4 * _WIDTH, _WIDTH)
-    return tape.add(x, tape.map(out, 1))
 
 
 def run_point(instance: Instance, layers: int, ratio: float, seconds: float) -> Result:
@@ -203,27 +87,143 @@ def run_point(instance: Instance, layers: int, ratio: float, seconds: float) -> 
     )
 
 
-def _analyze(graphs: Sequence[str], target: Path) -> int:
-    """Measure ``analyze`` instead of the planner: chains of so many nodes, and files."""
+# --- Analysis -----------------------------------------------------------------------------------
+
+CHAIN = "chain"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One graph: CPU seconds to import onnx, to parse the file and to analyze it (the JSON
+    included), how long the latter took by the clock, and the most memory that the process had.
+    ``graph`` is ``chain``, or the name of a file."""
+
+    graph: str
+    nodes: int
+    import_seconds: float
+    parse_seconds: float
+    analyze_seconds: float
+    elapsed_seconds: float
+    resident_set_bytes: int
+
+    @property
+    def ratio(self) -> float:
+        """Analysis against what every program that reads the file must spend."""
+        return self.analyze_seconds / (self.import_seconds + self.parse_seconds)
+
+
+def measure_graph(graph: str, runs: int = 5) -> Cost:
+    """The cost of a chain of a number of nodes, or of a file, in a process of its own."""
+    with TemporaryDirectory() as folder:
+        path = Path(graph)
+        if graph.isdecimal():
+            path = Path(folder) / f"{CHAIN}.onnx"
+            onnx.save(chain(int(graph)), path)
+        program = "import sys; from benchmarks.plans import scale; scale.tell_cost(*sys.argv[1:])"
+        command = [sys.executable, "-c", program, str(path), str(runs)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return Cost(**json.loads(done.stdout))
+
+
+def tell_cost(name: str, count: str) -> None:
+    """Print the cost of a file, in a process that has imported libraries and done nothing else."""
+    imported = time.process_time()
+    from memplan.api.analysis import analyze
+    from memplan.runtime.resident_set import resident_bytes
+
+    path, parsing, analyzing, elapsed, nodes = Path(name), [], [], [], 0
+    for _ in range(int(count)):
+        started = time.process_time()
+        nodes = len(onnx.load(path, load_external_data=False).graph.node)
+        parsed, clock = time.process_time(), time.perf_counter()
+        json.dumps(analyze(path).as_json())
+        parsing.append(parsed - started)
+        analyzing.append(time.process_time() - parsed)
+        elapsed.append(time.perf_counter() - clock)
+    best = (min(parsing), min(analyzing), min(elapsed))
+    # Not from getrusage, which counts the parent's in.
+    print(json.dumps(asdict(Cost(path.stem, nodes, imported, *best, resident_bytes("VmHWM")))))
+
+
+def slope(found: Sequence[Cost]) -> float:
+    """By which power of the nodes the CPU time of chains grows: least squares through the
+    logarithms."""
+    points = [(math.log(c.nodes), math.log(c.analyze_seconds)) for c in found if c.graph == CHAIN]
+    across = sum(x for x, _ in points) / len(points)
+    up = sum(y for _, y in points) / len(points)
+    spread = sum((x - across) ** 2 for x, _ in points)
+    return sum((x - across) * (y - up) for x, y in points) / spread
+
+
+# --- Check --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One command: how long it took, its CPU seconds, the most memory of its process."""
+
+    command: str
+    models: int
+    nodes: int
+    exit_code: int
+    seconds: float
+    cpu_seconds: float
+    resident_set_bytes: int
+
+
+def checks(models: int, nodes: int) -> Iterator[Taken]:
+    """``check`` and ``check --base`` of a repository with so many chains and their lock."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        names = [f"m{k:03}.onnx" for k in range(models)]
+        for k, model in enumerate(names):
+            onnx.save(chain(nodes + PER_LAYER * (k - models // 2)), folder / model)
+        taken(folder, models, nodes, "check", "--update", *names)
+        who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        for words in (["init", "-q"], ["add", "-A"], [*who, "commit", "-q", "-m", "models"]):
+            subprocess.run(["git", *words], cwd=folder, check=True)
+        yield taken(folder, models, nodes, "check")
+        for model in (names[0], names[-1]):
+            onnx.save(chain(2 * nodes), folder / model)
+        yield taken(folder, models, nodes, "check", "--base", "HEAD")
+
+
+def taken(folder: Path, models: int, nodes: int, *command: str) -> Taken:
+    """What a command of the installed program takes."""
+    program = shutil.which("memplan", path=str(Path(sys.executable).parent))
+    words = [program] if program else [sys.executable, "-m", "memplan_cli.main"]
+    begun, before, most = time.perf_counter(), os.times(), 0
+    running = subprocess.Popen([*words, *command], cwd=folder, stdout=subprocess.DEVNULL)
+    while running.poll() is None:
+        # Not from wait4, which counts the parent's in.
+        lines = Path(f"/proc/{running.pid}/status").read_text().splitlines()
+        most = next((1024 * int(ln.split()[1]) for ln in lines if ln.startswith("VmHWM:")), most)
+        time.sleep(0.02)
+    seconds, after = time.perf_counter() - begun, os.times()
+    cpu = after.children_user + after.children_system
+    cpu -= before.children_user + before.children_system
+    shown = " ".join(command[:3])
+    return Taken(shown, models, nodes, running.returncode, seconds, cpu, most)
+
+
+# --- Command line -------------------------------------------------------------------------------
+
+
+def rows(options: argparse.Namespace) -> Iterator[dict[str, object]]:
+    """What was asked for, one by one."""
+    for layers in options.layers:
+        instance = transformer(layers)
+        for ratio in options.ratio:
+            yield asdict(run_point(instance, layers, ratio, options.seconds))
     found = []
-    head = ("analyze s", "elapsed s", "import + parse s")
-    print(f"{'nodes':>8}{head[0]:>11}{head[1]:>11}{head[2]:>18}{'ratio':>7}{'MB':>7}")
-    for graph in graphs:
-        cost = measure_graph(graph)
-        found.append(cost)
-        print(
-            f"{cost.nodes:>8}{cost.analyze_seconds:>11.3f}{cost.elapsed_seconds:>11.3f}"
-            f"{cost.import_seconds + cost.parse_seconds:>18.3f}{cost.ratio:>7.1f}"
-            f"{cost.resident_set_bytes / 1e6:>7.0f}",
-            flush=True,
-        )
-    rows: list[object] = [{**asdict(cost), "ratio": cost.ratio} for cost in found]
-    if sum(graph.isdecimal() for graph in graphs) > 1:
-        rows.append({"log_log_slope": slope(found)})
-        print(f"log-log slope {slope(found):.3f}")
-    command = " ".join(f"--analyze {Path(graph).name}" for graph in graphs)
-    write_record(target, f"python -m benchmarks.plans.scale {command}", rows)
-    return 0
+    for graph in options.analyze:
+        found.append(measure_graph(graph))
+        yield {**asdict(found[-1]), "ratio": found[-1].ratio}
+    if sum(cost.graph == CHAIN for cost in found) > 1:
+        yield {"log_log_slope": slope(found)}
+    for size in options.check:
+        models, _, nodes = size.partition("x")
+        yield from map(asdict, checks(int(models), int(nodes)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -232,32 +232,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--layers", type=int, action="append", default=[], help="repeatable")
     parser.add_argument("--ratio", type=float, action="append", default=[], help="repeatable")
-    parser.add_argument("--analyze", action="append", metavar="NODES|FILE", help="repeatable")
     parser.add_argument("--seconds", type=float, default=5.0, help="planning, per point")
+    parser.add_argument("--analyze", action="append", default=[], metavar="NODES|FILE")
+    parser.add_argument("--check", action="append", default=[], metavar="MODELSxNODES")
     parser.add_argument("--json", type=Path, required=True, help="where the results go")
     options = parser.parse_args(argv)
-    if options.analyze:
-        return _analyze(options.analyze, options.json)
-    if not (options.layers and options.ratio):
-        parser.error("give --layers and --ratio, or --analyze")
-    chosen = [f"--layers {n}" for n in options.layers] + [f"--ratio {r:g}" for r in options.ratio]
-    command = f"python -m benchmarks.plans.scale {' '.join(chosen)} --seconds {options.seconds:g}"
-    rows: list[object] = []
-    print(
-        f"{'layers':>6}{'nodes':>8}{'ratio':>7}{'extra %':>9}{'first s':>9}{'plan s':>8}{'MB':>7}"
-    )
-    for layers in options.layers:
-        instance = transformer(layers)
-        for ratio in options.ratio:
-            result = run_point(instance, layers, ratio, options.seconds)
-            rows.append(asdict(result))
-            first = "-" if result.first_seconds is None else f"{result.first_seconds:.2f}"
-            print(
-                f"{layers:>6}{result.nodes:>8}{ratio:>7.2f}{result.extra_cost_percent:>9.3f}"
-                f"{first:>9}{result.planning_seconds:>8.2f}{result.resident_set_bytes / 1e6:>7.0f}",
-                flush=True,
-            )
-            write_record(options.json, command, rows)
+    if bool(options.layers) != bool(options.ratio):
+        parser.error("--layers and --ratio go together")
+    words = [f"--layers {n}" for n in options.layers] + [f"--ratio {r:g}" for r in options.ratio]
+    words += [f"--seconds {options.seconds:g}"] if options.layers else []
+    words += [f"--analyze {Path(graph).name}" for graph in options.analyze]
+    words += [f"--check {size}" for size in options.check]
+    command = f"python -m benchmarks.plans.scale {' '.join(words)}"
+    found: list[object] = []
+    for row in rows(options):
+        print(row, flush=True)
+        found.append(row)
+        write_record(options.json, command, found)
     return 0
 
 

@@ -1,6 +1,6 @@
 """A training step by PyTorch and by memplan, by turns: seconds and growth of the resident set.
 
-Five networks (``networks.py``), AdamW, CPU. PyTorch eager, with ``torch.utils.checkpoint`` around
+Five networks (``nets/timed.py``), AdamW, CPU. PyTorch eager, with ``torch.utils.checkpoint`` around
 every block, and compiled at four values of ``activation_memory_budget``; memplan as captured, and
 rewritten for each growth that PyTorch reached, and for 40% of eager's. Every configuration is a
 process of its own (``worker.py``). In each round every one takes some steps, one after the other,
@@ -175,13 +175,15 @@ def captured(name: str, folder: Path) -> tuple[Path, Path, Row]:
     import numpy as np
 
     import memplan
-    from benchmarks.steps.networks import training_step
+    from benchmarks.nets.timed import make
+    from benchmarks.steps.worker import adamw
 
-    asked = training_step(name)
+    model, tensors = make(name)
+    asked = (model, None, tensors, adamw(model))
     memplan.capture(asked, folder / f"{name}.onnx")
     batch = folder / f"{name}.npz"
-    names = inspect.signature(asked[0].forward).parameters
-    np.savez(batch, **dict(zip(names, (each.numpy() for each in asked[2]), strict=True)))
+    names = inspect.signature(model.forward).parameters
+    np.savez(batch, **dict(zip(names, (each.numpy() for each in tensors), strict=True)))
     found = memplan.analyze(folder / f"{name}.onnx", state="in-place").timeline
     facts = {
         "predicted_dynamic_bytes": found.dynamic_peak_bytes,

@@ -21,6 +21,7 @@ from typing import Any
 from memplan.runtime.resident_set import reset_peak_rss, resident_bytes
 
 Step = Callable[[], float]
+RATE = 3e-4
 
 
 def main() -> int:
@@ -66,15 +67,22 @@ def _memplan(path: str, batch: str) -> Step:
     return lambda: trainer.step(arrays)
 
 
+def adamw(model: Any, rate: float = RATE) -> Any:
+    """The optimizer of all steps."""
+    import torch
+
+    return torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
+
+
 def _pytorch(name: str, kind: str) -> Step:
     """``eager``, ``checkpoint``, or ``compile`` and a budget for activations."""
     import torch
 
-    from benchmarks.steps.networks import DECAY, RATE, make
+    from benchmarks.nets.timed import make
 
     torch.set_num_threads(os.cpu_count() or 1)
     model, batch = make(name, kind == "checkpoint")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=DECAY)
+    optimizer = adamw(model, 0.0)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()  # makes the moments; they are zero, and the rate is

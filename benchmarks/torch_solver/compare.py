@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks.nets.timed import BESIDE_SOLVERS
 from benchmarks.record import write_record
-from benchmarks.torch_solver.models import MODELS
 
 BUDGETS = (0.05, 0.15, 0.3, 0.5, 0.8)
 TIME_LIMIT = 3.0
@@ -31,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--backend", default="aot_eager", choices=("aot_eager", "inductor"))
     parser.add_argument("--solvers", default="dp,greedy,ilp")
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--models", default=",".join(BESIDE_SOLVERS))
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
     command = f"python -m benchmarks.torch_solver.compare {' '.join(sys.argv[1:])}"

@@ -21,7 +21,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import memplan
-from benchmarks.torch_solver.models import make
+from benchmarks.nets.timed import make
 from memplan.runtime.resident_set import peak_rss, reset_peak_rss
 
 STEPS = 9

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import memplan
+from helpers.captured_nets import NETS
 from helpers.gradients import reference, runtime
-from helpers.models import load_benchmark
 from memplan.ir.roles import Role
 
 NOISE = {torch.float64: 1e-9, torch.float32: 1e-2}
@@ -25,8 +25,8 @@ that."""
 
 
 def net(name: str, *, wide: bool = False) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """A network of ``benchmarks/nets/captured.py`` whose parameters are all of some size."""
-    made = load_benchmark("nets.captured").NETS[name]
+    """A network of ``captured_nets`` whose parameters are all of some size."""
+    made = NETS[name]
     torch.manual_seed(0)
     module, batch = made.make(), made.batch()
     with torch.no_grad():

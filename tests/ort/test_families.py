@@ -1,4 +1,4 @@
-"""Training graphs of six families of networks, small: they run, their gradients are PyTorch's, and
+"""Training graphs of ten families of networks, small: they run, their gradients are PyTorch's, and
 nothing of them had to be assumed (skipped where torch and its exporter are not there)."""
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from helpers.models import ROOT, load_benchmark
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
-families, lean, nets = (
-    load_benchmark(name) for name in ("plans.families", "nets.lean", "nets.families")
-)
+nets = load_benchmark("nets.catalogue")
 pytestmark = pytest.mark.ort
 
 TOLERANCE = 1e-4
@@ -40,7 +38,7 @@ def drawn(name: str) -> tuple[Any, tuple[Any, ...]]:
 @pytest.mark.parametrize("name", nets.TINY)
 def test_gradients_are_those_of_pytorch(name: str) -> None:
     module, inputs = drawn(name)
-    trained = families.training_graph(lean.exported(module, inputs))
+    trained = nets.training_graph(nets.exported(module, inputs))
     feeds = {key: p.detach().numpy() for key, p in module.named_parameters()}
     feeds |= {key: b.detach().clone().numpy() for key, b in module.named_buffers()}
     feeds |= {f"batch_{k}": tensor.numpy() for k, tensor in enumerate(inputs)}
@@ -60,7 +58,7 @@ def test_gradients_are_those_of_pytorch(name: str) -> None:
 
 def test_command_writes_files_that_need_no_assumption(tmp_path: Path) -> None:
     wanted = ["--only", "vit", "--only", "densenet"]
-    assert families.main(["--out", str(tmp_path), "--size", "tiny", *wanted]) == 0
+    assert nets.main([str(tmp_path), "--size", "tiny", *wanted]) == 0
     files = sorted(tmp_path.iterdir())
     assert [path.name for path in files] == ["densenet_tiny.onnx", "vit_tiny.onnx"]
     for path in files:
@@ -71,7 +69,7 @@ def test_command_writes_files_that_need_no_assumption(tmp_path: Path) -> None:
 
 def test_parameters_are_inputs_and_nothing_tells_where_the_source_is() -> None:
     module, inputs = drawn("vit_tiny")
-    forward = lean.exported(module, inputs)
+    forward = nets.exported(module, inputs)
     parameters = {key for key, _ in module.named_parameters()}
     assert parameters <= {value.name for value in forward.graph.input}
     assert str(ROOT).encode() not in forward.SerializeToString()

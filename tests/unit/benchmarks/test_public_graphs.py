@@ -128,7 +128,7 @@ def test_a_name_that_is_not_there_is_explained(bench: ModuleType) -> None:
 
 
 def test_generated_transformers(instances: ModuleType) -> None:
-    graph = load_benchmark("plans.scale").transformer(24)
+    graph = load_benchmark("nets.generated").transformer(24)
     assert len(graph.ids) == 1306
     assert all(max(reads, default=-1) < node for node, reads in enumerate(graph.predecessors))
     found = instances.verify_instance(graph, 1.0, list(graph.ids))

@@ -1,18 +1,13 @@
-"""Networks of six families in PyTorch, as published (``FULL``) and small ones (``TINY``).
+"""Networks of images: those of torchvision, and the paper's U-Net, where sizes are left out.
 
-Sizes and numbers of parameters are those of torchvision (ViT-B/16, ConvNeXt-T, Swin-T,
-EfficientNet-B0, DenseNet-121); the language model is Llama's architecture at the sizes of
-``JackFram/llama-160m``, with one key and value head for three query heads. Dropout and stochastic
-depth are left out: every step computes the same.
-
-``forward(*batch)`` of each gives the scalar loss.
+Dropout and stochastic depth are left out: every step computes the same. ``forward(*batch)`` of each
+gives the scalar loss.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -379,128 +374,94 @@ class DenseNet(nn.Module):
         return functional.cross_entropy(self.head(x), labels)
 
 
-# --- Llama (Touvron et al. 2023) ----------------------------------------------------------------
+# --- ResNet (He et al. 2016) ----------------------------------------------------------------------
 
 
-class RmsNorm(nn.Module):
-    """Divided by the root mean square; without a bias."""
+class Bottleneck(nn.Module):
+    """1×1, 3×3, 1×1 with batch norms and a shortcut."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, channels: int, inner: int, stride: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
+        outer = 4 * inner
+        self.conv1 = nn.Conv2d(channels, inner, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(inner)
+        self.conv2 = nn.Conv2d(inner, inner, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(inner)
+        self.conv3 = nn.Conv2d(inner, outer, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(outer)
+        self.downsample = nn.Sequential()
+        if stride != 1 or channels != outer:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(channels, outer, 1, stride, bias=False), nn.BatchNorm2d(outer)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+        y = functional.relu(self.bn1(self.conv1(x)))
+        y = functional.relu(self.bn2(self.conv2(y)))
+        return functional.relu(self.bn3(self.conv3(y)) + self.downsample(x))
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The halves of every head turned by angles that grow with the position."""
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat([-second, first], -1) * sin
-
-
-class LlamaBlock(nn.Module):
-    """Grouped-query attention and SwiGLU; norms first, no biases."""
-
-    def __init__(self, width: int, heads: int, groups: int, inner: int) -> None:
-        super().__init__()
-        self.heads, self.groups, self.size = heads, groups, width // heads
-        self.norm_1, self.norm_2 = RmsNorm(width), RmsNorm(width)
-        self.query, self.out = (nn.Linear(width, width, bias=False) for _ in range(2))
-        few = groups * self.size
-        self.key, self.value = (nn.Linear(width, few, bias=False) for _ in range(2))
-        self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
-        self.down = nn.Linear(inner, width, bias=False)
-
-    def repeated(self, x: Tensor) -> Tensor:
-        """Every key or value head once for each of its query heads."""
-        batch, groups, length, size = x.shape
-        times = self.heads // groups
-        return x[:, :, None].expand(-1, -1, times, -1, -1).reshape(batch, -1, length, size)
-
-    def forward(self, x: Tensor, mask: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        y = self.norm_1(x)
-        query, key, value = (
-            layer(y).view(batch, length, -1, self.size).transpose(1, 2)
-            for layer in (self.query, self.key, self.value)
-        )
-        key, value = self.repeated(rotated(key, cos, sin)), self.repeated(value)
-        mixed = attend(rotated(query, cos, sin), key, value, mask)
-        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-        y = self.norm_2(x)
-        return x + self.down(functional.silu(self.gate(y)) * self.up(y))
-
-
-class Llama(nn.Module):
-    """Every token predicts the next one; the head has a weight of its own."""
+class ResNet(nn.Module):
+    """Bottlenecks; 3, 4, 6 and 3 of them are ResNet-50."""
 
     def __init__(
-        self,
-        vocabulary: int = 32000,
-        width: int = 768,
-        heads: int = 12,
-        groups: int = 4,
-        inner: int = 3072,
-        depth: int = 12,
+        self, depths: Sequence[int] = (3, 4, 6, 3), width: int = 64, classes: int = 1000
     ) -> None:
         super().__init__()
-        self.size = width // heads
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.blocks = nn.ModuleList(LlamaBlock(width, heads, groups, inner) for _ in range(depth))
-        self.norm, self.head = RmsNorm(width), nn.Linear(width, vocabulary, bias=False)
+        self.conv1 = nn.Conv2d(3, width, 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        channels = width
+        self.layers = nn.ModuleList()
+        for stage, count in enumerate(depths):
+            inner = width << stage
+            for index in range(count):
+                stride = 2 if index == 0 and stage > 0 else 1
+                self.layers.append(Bottleneck(channels, inner, stride))
+                channels = 4 * inner
+        self.fc = nn.Linear(channels, classes)
 
-    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        place = torch.arange(tokens.shape[1])
-        mask = torch.where(place > place[:, None], -math.inf, 0.0)
-        speed = 10000.0 ** (-torch.arange(0, self.size, 2) / self.size)
-        angle = (place[:, None] * speed).repeat(1, 2)
-        x, cos, sin = self.tokens(tokens), angle.cos(), angle.sin()
-        for block in self.blocks:
-            x = block(x, mask, cos, sin)
-        logits = self.head(self.norm(x))
-        return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-
-
-# --- At full size and small ---------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Net:
-    """How to make a network, and a batch for it."""
-
-    make: Callable[[], nn.Module]
-    batch: Callable[[], tuple[Tensor, Tensor]]
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        x = functional.max_pool2d(functional.relu(self.bn1(self.conv1(x))), 3, 2, 1)
+        for layer in self.layers:
+            x = layer(x)
+        x = functional.adaptive_avg_pool2d(x, 1).flatten(1)
+        return functional.cross_entropy(self.fc(x), labels)
 
 
-def images(count: int, size: int, classes: int) -> Callable[[], tuple[Tensor, Tensor]]:
-    """Square images of three channels and their classes."""
-    return lambda: (torch.randn(count, 3, size, size), torch.randint(0, classes, (count,)))
+# --- U-Net (Ronneberger et al. 2015) --------------------------------------------------------------
 
 
-def text(count: int, length: int, vocabulary: int) -> Callable[[], tuple[Tensor, Tensor]]:
-    """Sequences of tokens and the tokens that follow them."""
-    shape = (count, length)
-    return lambda: (torch.randint(0, vocabulary, shape), torch.randint(0, vocabulary, shape))
+def _double(channels: int, outer: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(channels, outer, 3, padding=1),
+        nn.BatchNorm2d(outer),
+        nn.ReLU(),
+        nn.Conv2d(outer, outer, 3, padding=1),
+        nn.BatchNorm2d(outer),
+        nn.ReLU(),
+    )
 
 
-PHOTOS = images(32, 224, 1000)
+class UNet(nn.Module):
+    """Levels of twice the channels, max pools down, transposed convolutions up, two classes."""
 
-FULL = {
-    "vit_b16_bs32_224": Net(Vit, PHOTOS),
-    "convnext_t_bs32_224": Net(ConvNext, PHOTOS),
-    "swin_t_bs32_224": Net(Swin, PHOTOS),
-    "efficientnet_b0_bs32_224": Net(EfficientNet, PHOTOS),
-    "densenet121_bs32_224": Net(DenseNet, PHOTOS),
-    "llama_160m_bs8_seq1024": Net(Llama, text(8, 1024, 32000)),
-}
-TINY = {
-    "vit_tiny": Net(lambda: Vit(8, 4, 8, 2, 2, 5), images(2, 8, 5)),
-    "convnext_tiny": Net(lambda: ConvNext((1, 1), 4, 5), images(2, 16, 5)),
-    "swin_tiny": Net(lambda: Swin(32, (2, 2), (2, 2), 4, 4, 5), images(2, 32, 5)),
-    "efficientnet_tiny": Net(
-        lambda: EfficientNet(((1, 3, 1, 4, 2), (2, 5, 2, 8, 1)), 4, 16, 5), images(4, 16, 5)
-    ),
-    "densenet_tiny": Net(lambda: DenseNet((2, 2), 4, 8, 5), images(4, 16, 5)),
-    "llama_tiny": Net(lambda: Llama(11, 12, 6, 2, 16, 2), text(2, 6, 11)),
-}
+    def __init__(self, width: int = 64, levels: int = 4) -> None:
+        super().__init__()
+        widths = [width << level for level in range(levels + 1)]
+        pairs = list(pairwise(widths))
+        self.inc = _double(3, widths[0])
+        self.down = nn.ModuleList(_double(fine, coarse) for fine, coarse in pairs)
+        self.up = nn.ModuleList(
+            nn.ConvTranspose2d(coarse, fine, 2, 2) for fine, coarse in reversed(pairs)
+        )
+        self.dec = nn.ModuleList(_double(2 * fine, fine) for fine, _ in reversed(pairs))
+        self.out = nn.Conv2d(widths[0], 2, 1)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        skips = [self.inc(x)]
+        for down in self.down:
+            skips.append(down(functional.max_pool2d(skips[-1], 2)))
+        y = skips.pop()
+        for up, dec in zip(self.up, self.dec, strict=True):
+            y = dec(torch.cat([skips.pop(), up(y)], 1))
+        return functional.cross_entropy(self.out(y), labels)

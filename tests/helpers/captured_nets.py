@@ -1,19 +1,26 @@
-"""Small networks of the families that ``memplan capture`` is tried on, beside those of
-``families.py``: each has the layers of its family and runs in milliseconds.
+"""Small networks that ``capture`` is tried on: each has the layers of its family and runs in
+milliseconds.
 
-``forward(*batch)`` of each gives the scalar loss.
+``forward(*batch)`` of each gives the scalar loss. Imported only where torch is.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.nets.families import TINY, Net, conv_norm, images, text
+
+def conv_norm(
+    channels: int, outer: int, kernel: int = 1, stride: int = 1, groups: int = 1
+) -> list[nn.Module]:
+    """A convolution without bias and a batch norm."""
+    conv = nn.Conv2d(channels, outer, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return [conv, nn.BatchNorm2d(outer)]
 
 
 class Classified(nn.Module):
@@ -41,30 +48,6 @@ class Mlp(nn.Module):
 
 
 # --- Convolutions -------------------------------------------------------------------------------
-
-
-class BasicBlock(nn.Module):
-    """Two convolutions and a shortcut (ResNet-18)."""
-
-    def __init__(self, channels: int, outer: int, stride: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            *conv_norm(channels, outer, 3, stride), nn.ReLU(True), *conv_norm(outer, outer, 3)
-        )
-        same = stride == 1 and channels == outer
-        self.shortcut = nn.Sequential(*([] if same else conv_norm(channels, outer, 1, stride)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.relu(self.layers(x) + self.shortcut(x))
-
-
-def resnet18(width: int = 4) -> nn.Module:
-    """Two blocks at each of four widths."""
-    widths = [width << stage for stage in range(4)]
-    layers: list[nn.Module] = [*conv_norm(3, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
-    for before, after in pairwise([width, *widths]):
-        layers += [BasicBlock(before, after, 1 + (before != after)), BasicBlock(after, after, 1)]
-    return Classified(nn.Sequential(*layers), widths[-1])
 
 
 class UNet(nn.Module):
@@ -161,11 +144,10 @@ class Attention(nn.Module):
         self.query, self.out = nn.Linear(width, width), nn.Linear(width, width)
         self.key, self.value = (nn.Linear(width, self.groups * size) for _ in range(2))
 
-    def forward(self, x: Tensor, other: Tensor | None = None, **settings: Any) -> Tensor:
-        other = x if other is None else other
+    def forward(self, x: Tensor, **settings: Any) -> Tensor:
         query = self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        key = self.key(other).unflatten(-1, (self.groups, -1)).transpose(1, 2)
-        value = self.value(other).unflatten(-1, (self.groups, -1)).transpose(1, 2)
+        key = self.key(x).unflatten(-1, (self.groups, -1)).transpose(1, 2)
+        value = self.value(x).unflatten(-1, (self.groups, -1)).transpose(1, 2)
         grouped = self.groups != self.heads
         mixed = functional.scaled_dot_product_attention(
             query, key, value, enable_gqa=grouped, **settings
@@ -176,10 +158,10 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Norms first."""
 
-    def __init__(self, width: int, heads: int, groups: int | None = None) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = Attention(width, heads, groups)
+        self.attention = Attention(width, heads)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor, **settings: Any) -> Tensor:
@@ -188,27 +170,19 @@ class Block(nn.Module):
 
 
 class Gpt2(nn.Module):
-    """Learned places, causal attention, a head tied to the embedding; dropout if asked."""
+    """Learned places, causal attention, a head tied to the embedding."""
 
-    def __init__(
-        self,
-        vocabulary: int = 13,
-        width: int = 12,
-        depth: int = 2,
-        dropout: float = 0.0,
-        places: int = 16,
-    ) -> None:
+    def __init__(self, vocabulary: int = 13, width: int = 12) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(places, width)
-        self.drop = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(Block(width, 3) for _ in range(depth))
+        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(16, width)
+        self.blocks = nn.ModuleList(Block(width, 3) for _ in range(2))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         place = torch.arange(tokens.shape[1])
-        x = self.drop(self.tokens(tokens) + self.places(place))
+        x = self.tokens(tokens) + self.places(place)
         for block in self.blocks:
             x = block(x, is_causal=True)
         logits = self.head(self.norm(x))
@@ -235,35 +209,6 @@ class Bert(nn.Module):
             x = block(x, attn_mask=seen)
         wanted = torch.where(tokens != 0, labels, -100)
         return functional.cross_entropy(self.head(x).flatten(0, 1), wanted.flatten())
-
-
-class T5(nn.Module):
-    """Encoder and decoder with relative places, RMS norms and gated GELU."""
-
-    def __init__(self, vocabulary: int = 13, width: int = 12, heads: int = 2) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.bias = nn.Embedding(32, heads)
-        self.encoder, self.decoder, self.cross = (Attention(width, heads) for _ in range(3))
-        self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(4))
-        self.gate, self.up = nn.Linear(width, 16, bias=False), nn.Linear(width, 16, bias=False)
-        self.down = nn.Linear(16, width, bias=False)
-
-    def distances(self, length: int) -> Tensor:
-        place = torch.arange(length)
-        apart = (place[:, None] - place).clamp(-15, 16) + 15
-        return self.bias(apart).permute(2, 0, 1)[None]
-
-    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        before = torch.cat([torch.zeros_like(labels[:, :1]), labels[:, :-1]], 1)
-        x, y = self.tokens(tokens), self.tokens(before)
-        bias = self.distances(tokens.shape[1])
-        x = self.norms[0](x + self.encoder(x, attn_mask=bias, scale=1.0))
-        y = self.norms[1](y + self.decoder(y, is_causal=True, scale=1.0))
-        y = self.norms[2](y + self.cross(y, x, scale=1.0))
-        y = y + self.down(functional.gelu(self.gate(y)) * self.up(y))
-        logits = self.norms[3](y) @ self.tokens.weight.T
-        return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
 class Encoder(nn.Module):
@@ -331,40 +276,41 @@ class Bags(nn.Module):
         return functional.cross_entropy(self.head(both), labels)
 
 
-def numbers(count: int, width: int, outer: int) -> Any:
-    """Rows of numbers, and the numbers to be predicted."""
-    return lambda: (torch.randn(count, width), torch.randn(count, outer))
+@dataclass(frozen=True, slots=True)
+class Net:
+    """How to make a network, and a batch for it."""
+
+    make: Callable[[], nn.Module]
+    batch: Callable[[], tuple[Tensor, ...]]
 
 
-def pixels(count: int, size: int, classes: int) -> Any:
+def pixels(count: int, size: int, classes: int) -> Callable[[], tuple[Tensor, ...]]:
     """Images and a class for every pixel."""
     shape = (count, size, size)
     return lambda: (torch.randn(count, 3, size, size), torch.randint(0, classes, shape))
 
 
-TEXT = text(2, 7, 13)
-IMAGES = images(4, 32, 5)
+def images(count: int, size: int) -> Callable[[], tuple[Tensor, ...]]:
+    """Images and one of five classes for each."""
+    return lambda: (torch.randn(count, 3, size, size), torch.randint(0, 5, (count,)))
+
+
+def text() -> tuple[Tensor, ...]:
+    """Two sequences of tokens, and the tokens that follow them."""
+    return torch.randint(0, 13, (2, 7)), torch.randint(0, 13, (2, 7))
+
+
 NETS: dict[str, Net] = {
-    "mlp": Net(Mlp, numbers(8, 6, 3)),
-    "resnet18": Net(resnet18, IMAGES),
+    "mlp": Net(Mlp, lambda: (torch.randn(8, 6), torch.randn(8, 3))),
     "unet": Net(UNet, pixels(2, 16, 2)),
-    "convnext": TINY["convnext_tiny"],
-    "mobilenet_v3": Net(mobilenet_v3, IMAGES),
-    "efficientnet": TINY["efficientnet_tiny"],
-    "densenet": TINY["densenet_tiny"],
-    "vit": TINY["vit_tiny"],
-    "swin": TINY["swin_tiny"],
-    "gpt2": Net(Gpt2, TEXT),
-    "bert": Net(Bert, TEXT),
-    "llama": TINY["llama_tiny"],
-    "t5": Net(T5, TEXT),
-    "lstm": Net(lambda: Recurrent(nn.LSTM), TEXT),
-    "lstm_both_ways": Net(lambda: Recurrent(nn.LSTM, True), TEXT),
-    "gru": Net(lambda: Recurrent(nn.GRU), TEXT),
-    "transformer_encoder": Net(Encoder, TEXT),
-    "sdpa": Net(Sdpa, TEXT),
+    "mobilenet_v3": Net(mobilenet_v3, images(4, 32)),
+    "gpt2": Net(Gpt2, text),
+    "bert": Net(Bert, text),
+    "lstm_both_ways": Net(lambda: Recurrent(nn.LSTM, True), text),
+    "gru": Net(lambda: Recurrent(nn.GRU), text),
+    "transformer_encoder": Net(Encoder, text),
+    "sdpa": Net(Sdpa, text),
     "convolutions": Net(Convolutions, lambda: (torch.randn(3, 4, 10, 10), torch.randn(3))),
-    "group_norm": Net(group_norms, images(2, 8, 5)),
+    "group_norm": Net(group_norms, images(2, 8)),
     "embedding_bag": Net(Bags, lambda: (torch.randint(0, 13, (4, 3)), torch.randint(0, 5, (4,)))),
 }
-"""Every family at a size at which its float64 gradients are compared in seconds."""

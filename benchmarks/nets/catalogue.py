@@ -1,0 +1,207 @@
+"""The networks at published sizes (``FULL``) and small (``TINY``), each with a batch.
+
+    python -m benchmarks.nets.catalogue DIR --only vit --forward
+
+writes the training graphs that ``grad`` makes of them, or their forward graphs, for the benchmarks
+of plans. PyTorch exports the forward graph, with parameters as graph inputs, so the files are
+small. Needs torch and onnxscript; about two minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from torch import Tensor, nn
+
+import memplan
+from benchmarks.nets.text import Bert, Gpt2, Llama
+from benchmarks.nets.vision import ConvNext, DenseNet, EfficientNet, ResNet, Swin, UNet, Vit
+
+Batch = Callable[[int], tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Net:
+    """How to make a network, and a batch of a number of samples; ``count``: of its name.
+
+    ``blocks``: the modules, or lists of modules, that activation checkpointing wraps.
+    """
+
+    make: Callable[[], nn.Module]
+    of: Batch
+    count: int
+    blocks: tuple[str, ...] = ()
+
+    def batch(self) -> tuple[Tensor, ...]:
+        """The batch of the network's name."""
+        return self.of(self.count)
+
+
+def images(size: int, classes: int, *, pixels: bool = False) -> Batch:
+    """Square images of three channels and their classes, or a class for every pixel."""
+
+    def batch(count: int) -> tuple[Tensor, ...]:
+        labels = (count, size, size) if pixels else (count,)
+        return torch.randn(count, 3, size, size), torch.randint(0, classes, labels)
+
+    return batch
+
+
+def text(length: int, vocabulary: int, *, labels: bool = True) -> Batch:
+    """Sequences of tokens, and the tokens that follow them unless the network takes them itself."""
+    return lambda count: tuple(
+        torch.randint(0, vocabulary, (count, length)) for _ in range(1 + labels)
+    )
+
+
+FULL = {
+    "vit_b16_bs32_224": Net(Vit, images(224, 1000), 32),
+    "convnext_t_bs32_224": Net(ConvNext, images(224, 1000), 32),
+    "swin_t_bs32_224": Net(Swin, images(224, 1000), 32),
+    "efficientnet_b0_bs32_224": Net(EfficientNet, images(224, 1000), 32),
+    "densenet121_bs32_224": Net(DenseNet, images(224, 1000), 32),
+    "llama_160m_bs8_seq1024": Net(Llama, text(1024, 32000), 8),
+    "resnet50_bs32_224": Net(ResNet, images(224, 1000), 32, ("layers",)),
+    "unet_bs8_512": Net(UNet, images(512, 2, pixels=True), 8, ("inc", "down", "dec")),
+    "gpt2_small_bs8_seq1024": Net(Gpt2, text(1024, 50257, labels=False), 8, ("h",)),
+    "bert_base_bs16_seq512": Net(Bert, text(512, 30522), 16, ("layer",)),
+}
+TINY = {
+    "vit_tiny": Net(lambda: Vit(8, 4, 8, 2, 2, 5), images(8, 5), 2),
+    "convnext_tiny": Net(lambda: ConvNext((1, 1), 4, 5), images(16, 5), 2),
+    "swin_tiny": Net(lambda: Swin(32, (2, 2), (2, 2), 4, 4, 5), images(32, 5), 2),
+    "efficientnet_tiny": Net(
+        lambda: EfficientNet(((1, 3, 1, 4, 2), (2, 5, 2, 8, 1)), 4, 16, 5), images(16, 5), 4
+    ),
+    "densenet_tiny": Net(lambda: DenseNet((2, 2), 4, 8, 5), images(16, 5), 4),
+    "llama_tiny": Net(lambda: Llama(11, 12, 6, 2, 16, 2), text(6, 11), 2),
+    "resnet50_tiny": Net(lambda: ResNet((1, 1), 8, 10), images(32, 10), 4, ("layers",)),
+    "unet_tiny": Net(lambda: UNet(8, 2), images(32, 2, pixels=True), 4, ("inc", "down", "dec")),
+    "gpt2_tiny": Net(lambda: Gpt2(48, 96, 32, 2, 2), text(48, 96, labels=False), 2, ("h",)),
+    "bert_tiny": Net(lambda: Bert(48, 96, 32, 2, 2), text(48, 96), 2, ("layer",)),
+}
+
+
+def net(family: str, size: str) -> Net:
+    """The network of a family, ``full`` or ``tiny``."""
+    nets = FULL if size == "full" else TINY
+    return next(found for name, found in nets.items() if name.startswith(family))
+
+
+# --- Graphs -------------------------------------------------------------------------------------
+
+
+def _batch_norm(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    variance: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Any, ...]:
+    """Training mode as ONNX has it; the exporter's own translation normalizes by the old mean."""
+    from onnxscript import opset20 as op
+
+    y, mean, variance = op.BatchNormalization(
+        x, weight, bias, mean, variance, epsilon=eps, momentum=1 - momentum, training_mode=1
+    )
+    return y, mean, variance, mean, variance
+
+
+class _Functional(nn.Module):
+    """Parameters and buffers as inputs; loss and new buffers as outputs."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.inner = [module]  # in a list: not a submodule, so that nothing of it is exported
+        self.parameter_names = [name for name, _ in module.named_parameters()]
+        self.buffer_names = [name for name, _ in module.named_buffers()]
+
+    def forward(self, parameters: Any, buffers: Any, inputs: Any) -> Any:
+        state = {name: b.clone() for name, b in zip(self.buffer_names, buffers, strict=True)}
+        known = dict(zip(self.parameter_names, parameters, strict=True))
+        loss = torch.func.functional_call(self.inner[0], known | state, inputs)
+        return (loss, *state.values())
+
+
+def exported(module: nn.Module, inputs: tuple[Tensor, ...], opset: int = 20) -> onnx.ModelProto:
+    """The forward graph of a module that gives its loss, as PyTorch's exporter writes it.
+
+    Parameters and buffers are graph inputs; metadata name the parameters. The first output is the
+    loss, then come the buffers' new values.
+    """
+    parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+    names = [*parameters, *buffers, *(f"batch_{k}" for k in range(len(inputs)))]
+    values = tuple(p.detach() for p in parameters.values()), tuple(buffers.values()), inputs
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            _Functional(module),
+            values,
+            dynamo=True,
+            opset_version=opset,
+            input_names=names,
+            verbose=False,
+            custom_translation_table={
+                torch.ops.aten._native_batch_norm_legit_functional.default: _batch_norm
+            },
+        )
+        assert program is not None
+        program.save(buffer)
+    model = onnx.load_from_string(buffer.getvalue())
+    _forget_source(model)
+    model.metadata_props.add(key="parameters", value="\n".join(parameters))
+    return model
+
+
+def _forget_source(model: onnx.ModelProto) -> None:
+    """Leave out file names and line numbers of this machine: the same network, the same file."""
+    for node in model.graph.node:
+        kept = [item for item in node.metadata_props if not item.key.endswith(".stack_trace")]
+        del node.metadata_props[:]
+        node.metadata_props.extend(kept)
+
+
+def training_graph(forward: onnx.ModelProto) -> onnx.ModelProto:
+    """Loss, new buffers and all gradients, checked as strictly as ONNX can."""
+    named = {item.key: item.value for item in forward.metadata_props}
+    loss = forward.graph.output[0].name
+    model = memplan.gradients(forward, loss, named["parameters"].splitlines())
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write ``NAME.onnx`` for every network."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.nets.catalogue")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", action="append", default=[], help="part of a name, repeatable")
+    parser.add_argument("--size", choices=["full", "tiny"], default="full")
+    parser.add_argument("--forward", action="store_true", help="the forward graphs")
+    options = parser.parse_args(argv)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for name, found in (FULL if options.size == "full" else TINY).items():
+        if options.only and not any(part in name for part in options.only):
+            continue
+        model = exported(found.make(), found.batch())
+        if not options.forward:
+            model = training_graph(model)
+        onnx.save(model, options.folder / f"{name}.onnx")
+        print(f"{name:<28}{len(model.graph.node):>6} nodes", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -107,6 +107,6 @@ def require_rules(nodes: Sequence[onnx.NodeProto], activity: Activity) -> None:
         texts.append(f"{op} ({', '.join(names[:_LISTED])}{more})")
     raise ModelError(
         "no gradient is known for " + "; ".join(texts),
-        "take these operators off the path to the loss, or narrow --wrt; docs/extending.md says "
-        "how a rule is written",
+        "take these operators off the path to the loss, or narrow --wrt; docs/how/gradients.md "
+        "says how a rule is written",
     )

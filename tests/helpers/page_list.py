@@ -51,17 +51,21 @@ onnx.save(memplan.gradients(model, "loss", list(weights)), "lstm_step.onnx")
 PAGES = (
     Page(
         "../README.md",
-        others=["guide.md"],
+        others=["pytorch.md"],
         quick={"memplan rewrite *": SOON, "memplan validate *": ("--runs", "1")},
         shorter=TWO_LAYERS,
     ),
     Page(
         "guide.md",
         quick={"memplan rewrite *": SOON, "memplan validate *": ("--runs", "1")},
+    ),
+    Page(
+        "pytorch.md",
+        quick={"memplan rewrite *": SOON, "memplan validate *": ("--runs", "1")},
         left_out={"memplan capture finetune.py*": "transformers is none of the tests' packages"},
     ),
     Page("commands/analyze.md"),
-    Page("commands/capture.md", others=["guide.md"], shorter=TWO_LAYERS),
+    Page("commands/capture.md", others=["pytorch.md"], shorter=TWO_LAYERS),
     Page(
         "commands/check.md",
         others=["guide.md"],
@@ -105,8 +109,8 @@ PAGES = (
     ),
     Page(
         "commands/plan-as.md",
-        others=["stay-in-pytorch.md"],
-        before={"*": ["memplan capture model.py:make_step -o step.onnx"]},
+        others=["pytorch.md"],
+        before={"*": ["memplan capture gpt.py:make_step -o step.onnx"]},
         quick={"memplan rewrite *": SOON},
     ),
     Page(
@@ -138,11 +142,9 @@ ALWAYS = (
 ELSEWHERE = {
     "browser.md": "tests/e2e/test_browser_page.py",
     "commands/device.md": "what it prints is of the machine",
-    "commands/lower.md": "its LeNet is not in the repository; from-onnxruntime-training.md",
-    "from-onnxruntime-training.md": "tests/ort/test_pages.py",
+    "commands/lower.md": "tests/ort/test_pages.py",
     "gradients.md": "tests/ort/test_pages.py",
     "plan-for-absent-gpu.md": "tests/ort/test_pages.py",
-    "stay-in-pytorch.md": "tests/ort/test_stay_in_pytorch.py",
     "../sample_models/README.md": "tests/ort/test_samples.py makes all of them",
 }
 """Other pages with commands: the test that runs them, or why none does."""

@@ -1,4 +1,4 @@
-"""The guide's road from PyTorch, as it stands in ``docs/guide.md``: its file, its commands."""
+"""The road from PyTorch, as it stands in ``docs/pytorch.md``: its file, its commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 def section() -> str:
-    found = SECTION.search((ROOT / "docs" / "guide.md").read_text())
+    found = SECTION.search((ROOT / "docs" / "pytorch.md").read_text())
     assert found is not None
     return found[1]
 

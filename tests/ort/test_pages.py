@@ -28,13 +28,13 @@ def test_gradients(
     follow("gradients.md", capsys)
 
 
-def test_from_onnxruntime_training(
+def test_lower(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With files that its version 1.19.2 wrote, and the losses that it gave."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ARTIFACTS, "artifacts")
-    follow("from-onnxruntime-training.md", capsys)
+    follow("commands/lower.md", capsys)
     data = np.load(ARTIFACTS / "batches.npz")
     trainer = Trainer("step.onnx", lr=1e-2)
     found = [

@@ -1,4 +1,4 @@
-"""``docs/stay-in-pytorch.md`` as it stands: its file, its commands, its loops."""
+"""*Stay in PyTorch* of ``docs/pytorch.md`` as it stands: its file, its commands, its loops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 pytestmark = [pytest.mark.ort, pytest.mark.slow]
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-BLOCKS = BLOCK.findall((ROOT / "docs" / "stay-in-pytorch.md").read_text(encoding="utf-8"))
+PAGE = (ROOT / "docs" / "pytorch.md").read_text(encoding="utf-8")
+BLOCKS = BLOCK.findall(PAGE.partition("\n## Stay in PyTorch\n")[2])
 
 
 def peak_of(step: Any) -> int:
@@ -48,7 +49,7 @@ def test_the_page_runs_and_the_policy_keeps_its_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, training, compiling = (text for kind, text in BLOCKS if kind == "python")
-    (tmp_path / "model.py").write_text(source)
+    (tmp_path / "gpt.py").write_text(source)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (commands,) = (text for kind, text in BLOCKS if not kind)

@@ -2,6 +2,5 @@
 
 Answers: what to recompute, as one named planner would decide it. Takes the text of ``--strategy``
 and a :class:`~memplan.solver.problem.Problem`. Gives an :class:`~memplan.solver.strategy.Outcome`,
-judged on the same memory model whoever decided. One file is one published planner; other packages
-bring more by entry points (docs/extending.md).
+judged on the same memory model whoever decided. One file is one published planner.
 """

@@ -119,15 +119,6 @@ def test_every_command_has_a_page_with_its_name_and_an_example() -> None:
     assert names == set(COMMANDS)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_option_of_a_command_is_on_its_page_or_in_the_reference(command: str) -> None:
-    text = (DOCS / "commands" / f"{command}.md").read_text(encoding="utf-8")
-    text += (DOCS / "reference.md").read_text(encoding="utf-8")
-    named = set(_OPTION.findall(text))
-    long = {option for option in options_of(command) if option.startswith("--")}
-    assert long - named == set()
-
-
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_commands_and_their_options_exist(page: Path) -> None:
     for line in shell_lines(page):

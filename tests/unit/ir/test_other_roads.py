@@ -1,7 +1,7 @@
 """What the training graphs of others state by their names, their order or not at all.
 
 The graphs are small ones of the kind that onnx-ad 0.3, onnxsim 0.8, jax2onnx 0.17 and tf2onnx 1.17
-write; see docs/roads.md.
+write; see docs/guide.md.
 """
 
 from __future__ import annotations

@@ -51,9 +51,7 @@ onnx.save(memplan.gradients(model, "loss", list(weights)), "lstm_step.onnx")
 PAGES = (
     Page(
         "../README.md",
-        others=["pytorch.md"],
         quick={"memplan rewrite *": SOON, "memplan validate *": ("--runs", "1")},
-        shorter=TWO_LAYERS,
     ),
     Page(
         "guide.md",
@@ -80,7 +78,6 @@ PAGES = (
     Page(
         "commands/diff.md",
         before={"*": [f'{GPT} --strategy "search{{iterations=6}}" -o fits.onnx']},
-        left_out={"memplan diff step.onnx *": "no output is shown"},
     ),
     Page("commands/grad.md", others=["guide.md"], before={"*": ["python forward.py"]}),
     Page(

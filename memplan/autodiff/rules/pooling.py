@@ -11,7 +11,7 @@ from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.gradient_registry import Gradients, gradient
 from memplan.autodiff.emit.value import Array, Value
 from memplan.autodiff.rules.scattering import ADDING, add_along
-from memplan.autodiff.rules.windows import Windows, spread, windows_of
+from memplan.autodiff.rules.windows import SAME, Windows, spread, windows_of
 from memplan.errors import ModelError
 from memplan.shapes.tensor_type import NARROW_FLOATS
 
@@ -20,7 +20,22 @@ _INT32_LIMIT = 2**31
 
 
 def _windows(ctx: Context) -> Windows:
+    """The windows of a pool.
+
+    Raises:
+        ModelError: it is dilated, and ``auto_pad`` says how it is padded: ONNX Runtime (1.31.1)
+            pads as if it were not.
+    """
     kernel = ctx.attribute("kernel_shape", list[int]())
+    dilations = ctx.attribute("dilations", list[int]()) or [1] * len(kernel)
+    dilated = any(d > 1 and k > 1 for d, k in zip(dilations, kernel, strict=True))
+    if dilated and ctx.attribute("auto_pad", "NOTSET") in SAME:
+        raise ModelError(
+            f"the gradient of {ctx.node.op_type} '{ctx.node.name}' needs pads instead of auto_pad, "
+            "as it is dilated",
+            "ONNX Runtime and ONNX differ in what it pads; write the padding that is meant as the "
+            "attribute pads",
+        )
     return windows_of(ctx, kernel, ctx.tensors[0].shape[2:], ctx.y.shape[2:])
 
 

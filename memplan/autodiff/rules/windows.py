@@ -12,7 +12,7 @@ from memplan.errors import ModelError
 from memplan.shapes.tensor_type import Dim, Shape, TensorType
 
 _MANY = 1 << 18  # elements
-_SAME = ("SAME_UPPER", "SAME_LOWER")
+SAME = ("SAME_UPPER", "SAME_LOWER")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,7 @@ def windows_of(ctx: Context, kernel: Sequence[int], image: Shape, places: Shape)
         places: how many windows there are along each axis.
 
     Raises:
-        ModelError: ``auto_pad`` and a size that is known at run time only, or dilations: ONNX
-            Runtime (1.31.1) pads a pool as if it had none, and runs no such convolution.
+        ModelError: ``auto_pad`` and a size that is known at run time only.
     """
     rank = len(kernel)
     strides = ctx.attribute("strides", list[int]()) or [1] * rank
@@ -122,14 +121,7 @@ def windows_of(ctx: Context, kernel: Sequence[int], image: Shape, places: Shape)
     result = Windows(
         tuple(kernel), tuple(strides), tuple(dilations), tuple(pads[:rank]), tuple(pads[rank:])
     )
-    if auto in _SAME:
-        if any(d > 1 for d in dilations):
-            raise ModelError(
-                f"the gradient of {ctx.node.op_type} '{ctx.node.name}' needs pads instead of "
-                "auto_pad, as it is dilated",
-                "ONNX Runtime and ONNX differ in what it pads; write the padding that is meant as "
-                "the attribute pads",
-            )
+    if auto in SAME:
         return result.filling(ctx, image, places, upper=auto == "SAME_UPPER")
     return result
 

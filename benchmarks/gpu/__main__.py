@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.gpu.batch import fitting, largest_batches
 from benchmarks.gpu.bench import Bench, GraphFile
-from benchmarks.gpu.pytorch import peer_rows
+from benchmarks.gpu.peers import peer_rows
 from benchmarks.gpu.sessions import fixed, session_rows
 from benchmarks.record import versions
 

@@ -3,9 +3,7 @@
 Every graph is simulated as it lies in the file, in a tuned session on the CPU, behind each pass of
 ``rewrite``, without a budget: nothing is recomputed. With ``--run`` the result is also written and
 validated: predicted and measured bytes, equality of all outputs. Both files then run in turn in one
-process, on one thread: the quickest run of each counts, as the machine may do other work. With
-``--times`` nothing but the steps of graphs that are small enough is timed, in the order A B B A,
-and medians are told, too, of the two and of the ratios of neighbours.
+process, on one thread: the quickest run of each counts, as the machine may do other work.
 
     python -m benchmarks.plans.below_floor VGG... --shared --run \\
         --json benchmarks/results/free_bytes.json
@@ -17,24 +15,22 @@ and batch 4 at 64 pixels with 10 classes), without dropout.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from benchmarks.models import DIMS, shared_models
 from benchmarks.record import write_record
 
 if TYPE_CHECKING:
     from memplan.simulate.opened import OpenModel
     from memplan.simulate.timeline import Timeline
 
-ROOT = Path(__file__).parents[2]
-DIMS = {"gpt_dynamic": {"N": 24}, "gpt_dyn": {"s78": 4}, "resnet50_dynbatch_224": {"s14": 32}}
+FOLDERS = ("runnable", "full_scale")
 ROUNDS = 12  # of the search for an order: the record does not depend on the machine
 MOST_BYTES = 160 << 20  # of a graph that is run
 LEAST_SECONDS, MOST_RUNS = 6.0, 1000  # of small steps the quickest is found late
@@ -64,22 +60,6 @@ class Ran:
     measured_peak_bytes: int
     original_peak_bytes: int
     time_ratio: float
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Steps of a graph and of what free passes make of it, run in turn ``steps`` times.
-
-    ``seconds``: median of the original. Ratios of the rewritten over the original: of the medians,
-    of the quickest, and the median of the ratios of neighbours.
-    """
-
-    graph: str
-    steps: int
-    seconds: float
-    median_ratio: float
-    quickest_ratio: float
-    neighbours_ratio: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +108,13 @@ def _seconds(timeline: Timeline) -> float:
 def ran(path: Path, runs: int) -> Ran:
     """Rewrite without a budget and validate what was written."""
     import memplan
+    from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
+    from memplan.units import parse_size
 
     with tempfile.TemporaryDirectory() as folder:
-        target = rewritten(path, Path(folder))
+        target = Path(folder) / "free.onnx"
+        options = RewriteOptions(parse_size("100%"), optimize="none", effort=ROUNDS)
+        rewrite(path, options, target, dims=dict(DIMS.get(path.stem, {})))
         found = memplan.validate(path, target, memplan.ValidateOptions(runs=0, plain=False))
         before, after = step_times(path, target, runs)
         ratio = min(after) / min(before)
@@ -141,33 +125,6 @@ def ran(path: Path, runs: int) -> Ran:
         measured_peak_bytes=found.rewritten.measured_peak_bytes,
         original_peak_bytes=found.original.measured_peak_bytes,
         time_ratio=round(ratio, 3),
-    )
-
-
-def rewritten(path: Path, folder: Path) -> Path:
-    """The file that free passes make of a graph."""
-    from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
-    from memplan.units import parse_size
-
-    dims: dict[str, Any] = dict(DIMS.get(path.stem, {}))
-    options = RewriteOptions(parse_size("100%"), optimize="none", effort=ROUNDS)
-    target = folder / "free.onnx"
-    rewrite(path, options, target, dims=dims)
-    return target
-
-
-def times(path: Path, runs: int) -> Times:
-    """A graph and what free passes make of it, timed."""
-    with tempfile.TemporaryDirectory() as folder:
-        before, after = step_times(path, rewritten(path, Path(folder)), runs)
-    pairs = [second / first for first, second in zip(before, after, strict=True)]
-    return Times(
-        graph=path.stem,
-        steps=len(before),
-        seconds=round(median(before), 6),
-        median_ratio=round(median(after) / median(before), 3),
-        quickest_ratio=round(min(after) / min(before), 3),
-        neighbours_ratio=round(median(pairs), 3),
     )
 
 
@@ -221,27 +178,16 @@ def line(row: Row) -> str:
     )
 
 
-def shared_models() -> Iterator[Path]:
-    """The sample models, and those beside the checkout."""
-    yield from sorted((ROOT / "sample_models").glob("*.onnx"))
-    shared = os.environ.get("MEMPLAN_SHARED")
-    for name in ("runnable", "full_scale") if shared else ():
-        yield from sorted((Path(str(shared)) / "models" / name).glob("*.onnx"))
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Every graph; exit code 1 where one that ran is not equal or not as predicted."""
     parser = argparse.ArgumentParser(description=__doc__, prog="benchmarks.plans.below_floor")
     parser.add_argument("models", nargs="*", type=Path)
     parser.add_argument("--shared", action="store_true", help="the samples and $MEMPLAN_SHARED")
     parser.add_argument("--run", action="store_true", help="also run the small ones")
-    parser.add_argument("--times", action="store_true", help="time the small ones, nothing else")
     parser.add_argument("--runs", type=int, default=9, help="timed runs of each")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
-    paths = [*options.models, *(shared_models() if options.shared else ())]
-    if options.times:
-        return _timed(paths, options.runs, options.json)
+    paths = [*options.models, *(shared_models(FOLDERS) if options.shared else ())]
     rows = []
     for path in paths:
         rows.append(measured(path, options.run, options.runs))
@@ -253,22 +199,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_record(options.json, command, [asdict(row) for row in rows])
     good = [r.ran.equality == "bitwise" and r.ran.as_predicted for r in rows if r.ran]
     return 0 if all(good) else 1
-
-
-def _timed(paths: Sequence[Path], runs: int, json: Path | None) -> int:
-    """``--times``."""
-    from memplan.api.analysis import analyze
-
-    rows = []
-    for path in paths:
-        peak = analyze(path, dims=DIMS.get(path.stem, {})).timeline.peak_bytes
-        if peak <= MOST_BYTES:
-            rows.append(times(path, runs))
-            print(rows[-1], flush=True)
-    if json:
-        command = "python -m benchmarks.plans.below_floor --shared --times"
-        write_record(json, command, [asdict(row) for row in rows])
-    return 0
 
 
 if __name__ == "__main__":

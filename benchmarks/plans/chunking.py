@@ -61,35 +61,6 @@ class Row:
     measured: Mapping[str, object] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """A whole step: medians of turns, in CPU milliseconds of one thread, and bytes."""
-
-    step: str
-    kind: str
-    chunks: str
-    peak_before_bytes: int
-    peak_after_bytes: int
-    before_ms: float
-    after_ms: float
-    ratio: float
-
-
-@dataclass(frozen=True, slots=True)
-class HeadTime:
-    """A loss head alone: medians of turns, in CPU milliseconds of one thread, and bytes."""
-
-    rows: int
-    width: int
-    classes: int
-    chunks: int
-    peak_before_bytes: int
-    peak_after_bytes: int
-    before_ms: float
-    after_ms: float
-    ratio: float
-
-
 def product_flops(graph: Graph) -> float:
     """FLOPs of all products."""
     from memplan.ops.cost import flops
@@ -210,7 +181,7 @@ def loss_head(rows: int, width: int, classes: int) -> onnx.ModelProto:
     return memplan.gradients(model, "loss", ["hidden", "weight"])
 
 
-def head_time(rows: int, width: int, classes: int) -> HeadTime:
+def head_time(rows: int, width: int, classes: int) -> dict[str, object]:
     """Both forms in one process, in turns."""
     from memplan.proto.write import write_model
 
@@ -218,12 +189,11 @@ def head_time(rows: int, width: int, classes: int) -> HeadTime:
         path = Path(folder) / "head.onnx"
         write_model(loss_head(rows, width, classes), path)
         before, after, note, _ = chunk_states(fused(path, Path(folder)))
-        count = int(note.split()[-2])
-        found = _timed(before, after, feeds_of(rows, width, classes))
-    return HeadTime(rows, width, classes, count, *found)
+        head = {"rows": rows, "width": width, "classes": classes, "chunks": int(note.split()[-2])}
+        return head | timed(before, after, feeds_of(rows, width, classes))
 
 
-def step_times() -> Iterator[StepTime]:
+def step_times() -> Iterator[dict[str, object]]:
     """Steps of two language models of a size that runs in a second, in chunks of each kind."""
     import torch
 
@@ -250,17 +220,23 @@ def step_times() -> Iterator[StepTime]:
             whole = fused(path, Path(folder))
             for kind in KINDS:
                 before, after, note, _ = chunk_states(whole, kind)
-                yield StepTime(name, kind, note, *_timed(before, after, feeds))
+                step = {"step": name, "kind": kind, "chunks": note}
+                yield step | timed(before, after, feeds)
 
 
-def _timed(
-    before: State, after: State, feeds: Mapping[str, Any]
-) -> tuple[int, int, float, float, float]:
-    """Peaks before and after, medians of milliseconds, and that of the ratio in each turn."""
+def timed(before: State, after: State, feeds: Mapping[str, Any]) -> dict[str, object]:
+    """Peaks before and after, medians of turns in CPU milliseconds of one thread, and that of the
+    ratio in each turn."""
     seconds = in_turns([state.model.prepared.proto for state in (before, after)], feeds)
     first, second = (round(statistics.median(times) * 1e3, 2) for times in seconds)
     ratio = statistics.median(b / a for a, b in zip(*seconds, strict=True))
-    return before.peak_bytes, after.peak_bytes, first, second, round(ratio, 3)
+    return {
+        "peak_before_bytes": before.peak_bytes,
+        "peak_after_bytes": after.peak_bytes,
+        "before_ms": first,
+        "after_ms": second,
+        "ratio": round(ratio, 3),
+    }
 
 
 def feeds_of(rows: int, width: int, classes: int) -> dict[str, Any]:
@@ -343,10 +319,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             results.append(planned(path, options.budget, device))
             print(results[-1], flush=True)
     for sizes in HEADS if options.heads else ():
-        results.append(asdict(head_time(*sizes)))
+        results.append(head_time(*sizes))
         print(results[-1], flush=True)
     for step in step_times() if options.steps else ():
-        results.append(asdict(step))
+        results.append(step)
         print(results[-1], flush=True)
     files = [path.name for path in options.models]
     files += [f"--run {path.name}" for path in options.run]

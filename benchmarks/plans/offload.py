@@ -13,12 +13,12 @@ simulated anew and proved equivalent as ``memplan rewrite`` does it.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.models import SHARED
 from benchmarks.record import write_record
 
 # Device profiles by their links to the host.
@@ -105,10 +105,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--links", nargs="+", default=list(LINKS), choices=list(LINKS))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    shared = Path(os.environ.get("MEMPLAN_SHARED", "")) / "models" / "full_scale"
     rows = []
     for graph in options.graphs:
-        path = Path(graph) if graph.endswith(".onnx") else shared / f"{graph}.onnx"
+        path = Path(graph) if graph.endswith(".onnx") else SHARED / "full_scale" / f"{graph}.onnx"
         for budget in options.budgets:
             for link in options.links:
                 rows.append(measure(path, budget, link))

@@ -5,20 +5,18 @@ process, in an ``InferenceSession`` with every option on its default. A budget l
 the way from the certified floor to what the original needs in the first run of such a session.
 
     python -m benchmarks.plans.plain_sessions MODEL... --share 80% --share 60% --json results.json
-    python -m benchmarks.plans.plain_sessions MODEL... --tightest --json results.json
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.record import write_record
 
@@ -67,15 +65,11 @@ def main() -> int:
     """Run the command line; the exit code."""
     options = _options()
     rows = []
-    for path in options.models if not options.tightest else ():
+    for path in options.models:
         for share in options.share:
             row = run(path, share, _dims(options.dim, path), options.seconds)
             print(_line(row), flush=True)
             rows.append(asdict(row))
-    if options.tightest:
-        rows = [
-            tightest(path, _dims(options.dim, path), options.seconds) for path in options.models
-        ]
     if options.json:
         write_record(
             options.json, "python -m benchmarks.plans.plain_sessions " + _shown(options), rows
@@ -91,6 +85,7 @@ def run(path: Path, share: str, dims: dict[str, int], seconds: float) -> Result:
     from memplan.runtime.inputs import synthesize
     from memplan.runtime.measure import measure, saved_inputs
     from memplan.runtime.messages import RunRequest
+    from memplan.runtime.times import time_nodes
     from memplan.simulate.opened import open_model
     from memplan.simulate.session import session_kind
     from memplan.units import parse_size
@@ -122,24 +117,25 @@ def run(path: Path, share: str, dims: dict[str, int], seconds: float) -> Result:
                 dims=dims,
             )
         except InfeasibleError as error:
-            return Result(**{**asdict(row), "reason": error.message})
+            return replace(row, reason=error.message)
         taken = time.perf_counter() - start
         after = measure(target, request, archive, folder / "after.npz")
         equal = _equality(folder, before)
-    return Result(
-        **{**asdict(row), **_measured(result, before, after), "equal": equal, "seconds": taken}
-    )
+        ran = time_nodes(target, request, archive, target.parent)
+    nodes = [item for each in ran for item in each.nodes.items()]
+    ours = [seconds for name, seconds in nodes if name.startswith("memplan/")]
+    added = 100 * sum(ours) / sum(each.total for each in ran)
+    found = _measured(result, before, after)
+    return replace(row, equal=equal, seconds=taken, added_percent=added, **found)
 
 
-def _measured(result: Rewrite, before: Measurement, after: Measurement) -> dict[str, object]:
+def _measured(result: Rewrite, before: Measurement, after: Measurement) -> dict[str, Any]:
     from memplan.simulate.session import session_kind
     from memplan.simulate.timeline import simulate
 
     plain, resident = result.plain, result.timeline.resident_bytes
     assert plain is not None
     tuned = simulate(result.timeline.graph, session_kind("tuned"))
-    ours = sum(node.microseconds for node in after.nodes if node.name.startswith("memplan/"))
-    whole = sum(node.microseconds for node in after.nodes)
     return {
         "extra_cost_percent": 100 * result.plan.extra_cost_fraction,
         "recomputed_nodes": result.plan.clones,
@@ -153,44 +149,7 @@ def _measured(result: Rewrite, before: Measurement, after: Measurement) -> dict[
         "first_within_budget": resident + after.dynamic_bytes <= result.budget_bytes,
         "later_within_budget": resident + after.second_run_dynamic_bytes <= result.budget_bytes,
         "tuned_peak_bytes": tuned.dynamic_peak_bytes,
-        "added_percent": 100 * ours / max(whole, 1),
-        "time_ratio": statistics.median(after.seconds) / statistics.median(before.seconds),
-    }
-
-
-def tightest(path: Path, dims: dict[str, int], seconds: float) -> dict[str, object]:
-    """How near a plain session comes to a tuned one that runs the same plan.
-
-    A plan for a tuned session at 60% of the peak; then the same order and recomputations in a plain
-    session, with every fence, veil and pin (what the pins themselves take is left out). Predicted,
-    dynamic bytes with workspace.
-    """
-    from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
-    from memplan.errors import InfeasibleError
-    from memplan.planning.plain.finish_fences import Draft
-    from memplan.simulate.opened import open_model
-    from memplan.simulate.session import session_kind
-    from memplan.units import parse_size
-
-    options = RewriteOptions(parse_size("60%"), time_limit=seconds)
-    with tempfile.TemporaryDirectory() as name:
-        target = Path(name) / "tuned.onnx"
-        try:
-            result = rewrite(path, options, target, dims=dims)
-        except InfeasibleError as error:
-            return {"graph": path.stem, "reason": error.message}
-        model = open_model(target, dims)
-        prepared = model.prepared
-        draft = Draft(prepared.proto, prepared.types, dims, session_kind("default"))
-        peaks = draft.peaks()
-    timeline = result.timeline
-    tuned = timeline.peak_with_workspace_bytes - timeline.resident_bytes
-    return {
-        "graph": path.stem,
-        "tuned_bytes": tuned,
-        "extra_cost_percent": 100 * result.plan.extra_cost_fraction,
-        "plain_first_bytes": peaks.first,
-        "plain_later_bytes": peaks.later,
+        "time_ratio": after.seconds_median / before.seconds_median,
     }
 
 
@@ -229,7 +188,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--share", action="append", default=None, help="e.g. 80%%")
     parser.add_argument("--dim", action="append", default=[], metavar="MODEL:N=32")
     parser.add_argument("--seconds", type=float, default=10.0, help="time limit of the planner")
-    parser.add_argument("--tightest", action="store_true", help="compare with tuned sessions")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     options.share = options.share or ["80%", "60%", "40%"]
@@ -238,7 +196,6 @@ def _options() -> argparse.Namespace:
 
 def _shown(options: argparse.Namespace) -> str:
     shares = " ".join(f"--share {share}" for share in options.share)
-    shares = "--tightest" if options.tightest else shares
     names = " ".join(path.name for path in options.models)
     return f"{names} {shares} --seconds {options.seconds:g}"
 

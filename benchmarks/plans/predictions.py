@@ -13,21 +13,18 @@ A model that cannot be analyzed or run here stays in the record with the reason.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.models import DIMS, shared_models
 from benchmarks.record import write_record
 
 if TYPE_CHECKING:
     from memplan.errors import MemplanError
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("runnable", "forward", "repro", "ort_training", "full_scale")
-DIMS = {"gpt_dynamic": {"N": 24}, "gpt_dyn": {"s78": 4}, "resnet50_dynbatch_224": {"s14": 32}}
 MOST_BYTES = 2 * 10**9
 """Predicted bytes up to which a model is run."""
 
@@ -53,7 +50,7 @@ def main() -> int:
     """Run the command line; 1 if a prediction is off and nothing says that it may be."""
     options = _options()
     rows = []
-    for path in options.models or _shared_models():
+    for path in options.models or shared_models(FOLDERS):
         for session in options.session:
             row = measured(path, session)
             print(_line(row), flush=True)
@@ -88,31 +85,25 @@ def measured(path: Path, session: str) -> Row:
     named = tuple(note.replace(str(path), path.name) for note in found.inexact)
     row = Row(graph, session, found.as_loaded, first, None, later, named=named)
     if found.timeline.peak_bytes > MOST_BYTES:
-        return Row(**{**_values(row), "reason": f"not run: over {MOST_BYTES:,} B"})
+        return replace(row, reason=f"not run: over {MOST_BYTES:,} B")
     try:
         with saved_inputs(synthesize(model.graph)) as (folder, archive):
             request = RunRequest(session, "cpu", dims, runs=0, threads=1)
             ran = measure(path, request, archive, folder / "outputs.npz")
     except MemplanError as error:
-        return Row(**{**_values(row), "reason": _told(error, path)})
-    return Row(
-        **{
-            **_values(row),
-            "measured_first_bytes": ran.dynamic_bytes,
-            "measured_later_bytes": ran.second_run_dynamic_bytes,
-            "difference_first_bytes": first - ran.dynamic_bytes,
-            "difference_later_bytes": later - ran.second_run_dynamic_bytes,
-        }
+        return replace(row, reason=_told(error, path))
+    return replace(
+        row,
+        measured_first_bytes=ran.dynamic_bytes,
+        measured_later_bytes=ran.second_run_dynamic_bytes,
+        difference_first_bytes=first - ran.dynamic_bytes,
+        difference_later_bytes=later - ran.second_run_dynamic_bytes,
     )
 
 
 def _told(error: MemplanError, path: Path) -> str:
     """The error without the folder that the model lies in."""
     return error.message.replace(str(path), path.name)
-
-
-def _values(row: Row) -> dict[str, object]:
-    return {name: getattr(row, name) for name in Row.__slots__}
 
 
 def _is_off(row: Row) -> bool:
@@ -128,14 +119,6 @@ def _line(row: Row) -> str:
         f"{row.measured_later_bytes:,} B ({row.difference_later_bytes:+,})"
         + (f"; named: {row.named[0]}" if row.named else "")
     )
-
-
-def _shared_models() -> Iterator[Path]:
-    """The sample models, and those beside the checkout."""
-    yield from sorted((ROOT / "sample_models").glob("*.onnx"))
-    shared = os.environ.get("MEMPLAN_SHARED")
-    for name in FOLDERS if shared else ():
-        yield from sorted((Path(str(shared)) / "models" / name).glob("*.onnx"))
 
 
 def _options() -> argparse.Namespace:

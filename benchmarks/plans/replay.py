@@ -16,11 +16,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.models import DIMS
 from benchmarks.record import write_record
 from memplan.planning.plan_decisions import KEPT
 from memplan.planning.plan_file import read_plan
 
-DIMS = {"gpt_dynamic": "N=24", "gpt_dyn": "s78=4"}
 COMMAND = "python -m benchmarks.plans.replay sample_models/*.onnx RUNNABLE/*.onnx --json FILE"
 CASES = {
     "tuned": ("--budget", "70%"),
@@ -52,7 +52,7 @@ def compared(program: str, model: Path, case: str, folder: Path) -> dict[str, ob
     """One model in one case."""
     plan, first, second = folder / "plan.json", folder / "first.onnx", folder / "second.onnx"
     row: dict[str, object] = {"model": model.stem, "case": case}
-    sizes = ("--dim", DIMS[model.stem]) if model.stem in DIMS else ()
+    sizes = [f"--dim={name}={size}" for name, size in DIMS.get(model.stem, {}).items()]
     search = (*sizes, "-o", str(first), "--plan-out", str(plan), *CASES[case])
     code, seconds = timed(program, model, *search)
     if code:

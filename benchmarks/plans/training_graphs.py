@@ -12,11 +12,10 @@ written as a model in memory and simulated by code that knows nothing of the pla
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,7 +42,7 @@ STRATEGIES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """One row. Percentages of the step without recomputation; bytes are dynamic with workspace.
 
@@ -61,13 +60,13 @@ class Result:
     original_peak_bytes: int
     floor_bytes: int
     strategy: str
-    fits: bool
-    extra_cost_percent: float
+    fits: bool = False
+    extra_cost_percent: float = 0.0
     peak_bytes: int
-    recomputed_nodes: int
-    planning_seconds: float
-    bound_percent: float | None
-    bound_kind: str | None
+    recomputed_nodes: int = 0
+    planning_seconds: float = 0.0
+    bound_percent: float | None = None
+    bound_kind: str | None = None
     refusal: str | None = None
     first_seconds: float | None = None
     last_seconds: float | None = None
@@ -137,36 +136,7 @@ def run_point(loaded: Loaded, budget: str, name: str, seconds: float, device: st
     strategy = peer_or_strategy(name)
     begin = time.perf_counter()
     gains: list[float] = []
-
-    def note(peak: int, extra: float) -> None:
-        gains.append(time.perf_counter() - begin)
-
-    try:
-        outcome = strategy.solve(problem, seconds, note)
-    except UsageError as error:
-        return Result(
-            loaded.name,
-            len(problem.order),
-            device,
-            budget,
-            room,
-            loaded.peak,
-            loaded.prepared.floor.with_workspace,
-            name,
-            False,
-            0.0,
-            loaded.peak,
-            0,
-            time.perf_counter() - begin,
-            None,
-            None,
-            error.message,
-        )
-    spent = time.perf_counter() - begin
-    decision, base = outcome.decision, problem.base_cost
-    verify(loaded, problem, outcome, strategy.name)
-    certified = name.startswith(("auto", "search"))
-    return Result(
+    point = Result(
         graph=loaded.name,
         nodes=len(problem.order),
         device=device,
@@ -175,6 +145,22 @@ def run_point(loaded: Loaded, budget: str, name: str, seconds: float, device: st
         original_peak_bytes=loaded.peak,
         floor_bytes=loaded.prepared.floor.with_workspace,
         strategy=name,
+        peak_bytes=loaded.peak,
+    )
+
+    def note(peak: int, extra: float) -> None:
+        gains.append(time.perf_counter() - begin)
+
+    try:
+        outcome = strategy.solve(problem, seconds, note)
+    except UsageError as error:
+        return replace(point, refusal=error.message, planning_seconds=time.perf_counter() - begin)
+    spent = time.perf_counter() - begin
+    decision, base = outcome.decision, problem.base_cost
+    verify(loaded, problem, outcome, strategy.name)
+    certified = name.startswith(("auto", "search"))
+    return replace(
+        point,
         fits=decision.feasible,
         extra_cost_percent=100 * decision.extra_cost / base,
         peak_bytes=decision.peak,
@@ -227,8 +213,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--strategy", action="append", default=[], help="repeatable; default: all")
     parser.add_argument("--seconds", type=float, default=10.0, help="planning, per point")
     parser.add_argument("--device", default="h200", help="cost profile")
-    parser.add_argument("--json", type=Path, required=True, help="where the rows go")
-    parser.add_argument("--record", type=Path, help="the same with versions, CPUs and command")
+    parser.add_argument("--json", type=Path, required=True, help="the record")
     return parser.parse_args(argv)
 
 
@@ -300,9 +285,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 results.append(result)
                 print(row(result), flush=True)
                 rows = [asdict(item) for item in results]
-                options.json.write_text(json.dumps(rows, indent=1))
-                if options.record is not None:
-                    write_record(options.record, command_of(options), rows)
+                write_record(options.json, command_of(options), rows)
     return 0
 
 

@@ -76,7 +76,7 @@ def test_it_ends_on_the_cpu_and_goes_on_where_it_stopped(
 
 
 def test_without_torch_the_peers_are_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    peers = load_benchmark("gpu.pytorch")
+    peers = load_benchmark("gpu.peers")
     monkeypatch.setattr(peers, "find_spec", lambda name: None)
 
     class Bench:

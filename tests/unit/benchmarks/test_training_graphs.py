@@ -80,7 +80,7 @@ def test_rows_are_printed_and_written(
         str(out),
     ]
     assert bench.main(arguments) == 0
-    rows = json.loads(out.read_text())
+    rows = json.loads(out.read_text())["results"]
     assert [(row["budget"], row["strategy"]) for row in rows] == [
         ("80%", "none"),
         ("80%", "min-cut"),

@@ -43,10 +43,8 @@ COMMON = {"--help", "--version"}
 FOREIGN = {"benchmarks/README.md", "sample_models/README.md", "tools/README.md"}
 FOREIGN_OPTIONS = {"--dist", "--op", "--out", "--resolution", "--strict"}
 MADE_BY_READERS = {
-    "largest.py",
     "forward.py",
     "train.py",
-    "make_bundle.py",
     "model.py",
     "policy.py",
     "loop.py",

@@ -159,7 +159,8 @@ def _checkpoint(model: Any, blocks: Sequence[str]) -> None:
     for name in blocks:
         part = getattr(model, name)
         if isinstance(part, nn.ModuleList):
-            part[:] = map(Checkpointed, part)
+            for place, inner in enumerate(part):
+                part[place] = Checkpointed(inner)
         else:
             setattr(model, name, Checkpointed(part))
 

@@ -251,7 +251,7 @@ class _Proof:
         elif numbered.by_rule and isinstance(self.terms.forms[numbered.outputs[0]], Constant):
             self.counts["explained"] += 1  # the axes of fences: no elements
         elif applied.op in LOOPS and not applied.domain and self._assume(numbered):
-            pass  # it reads nothing new that would wait
+            self._explain(applied.reads)  # what another loop stacks for it alone
         else:
             self._wait(numbered)
 

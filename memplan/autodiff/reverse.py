@@ -218,7 +218,20 @@ class ReversePass:
                 f"type {grad.type}, not {target.type}",
                 "this is a bug in a gradient rule; please report it with the model",
             )
+        elif not entry.broadcast:
+            grad = self._sized(grad, target)
         return grad
+
+    def _sized(self, grad: Value, target: Value) -> Value:
+        """``grad``, which has the shape of its tensor, with the sizes that are known of that: names
+        of dimensions that must be equal are not always the same."""
+        shape, known = grad.type.shape, target.type.shape
+        if shape is None or known is None:
+            return grad
+        sizes = tuple(b if isinstance(b, int) else a for a, b in zip(shape, known, strict=True))
+        if sizes != shape:
+            self.emitter.types[grad.name] = TensorType(grad.dtype, sizes)
+        return self.emitter.tensor(grad.name)
 
 
 def _agree(grad: TensorType, target: TensorType, smaller: bool) -> bool:

@@ -1,14 +1,9 @@
-"""Foreign operators of onnxruntime-training, lowered and compared.
-
-``Case`` is a small graph with nodes of that runtime; ``outputs_of`` lowers it and evaluates it in
-float64; ``check_gradients`` compares what it calls ``x_grad`` with central differences of Σ y·dy by
-x, of the same graph's forward part.
-"""
+"""Graphs with operators of ONNX Runtime's own, and what they are lowered to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,14 +14,12 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from helpers.float64_ops import OPS
-from helpers.gradients import draw, in_float32, runtime
-from memplan.autodiff.lowering.lowered_graph import Lowered, LoweringRequest, lower_model
+from helpers.gradients import draw
+from memplan.api.lower.lowering import Lowered, lower_model
 
 Array = npt.NDArray[Any]
-Run = Callable[[onnx.ModelProto, Mapping[str, Any]], dict[str, Any]]
 MICROSOFT, ATEN = "com.microsoft", "org.pytorch.aten"
 OPSET = 17
-STEP, TOLERANCE = 1e-5, 1e-7
 
 
 class LayerNormalization(OpRun):
@@ -71,45 +64,29 @@ def onnx_node(
     return node(op, inputs, outputs, "", name, **attributes)
 
 
-@dataclass(frozen=True)
-class Case:
-    """Nodes, what they are fed, and the outputs that are looked at.
-
-    Names in ``constants`` are initializers; other feeds are graph inputs.
-    """
-
-    nodes: Sequence[onnx.NodeProto]
-    feeds: Mapping[str, Array]
-    outputs: Sequence[str]
-    constants: Mapping[str, Array] = field(default_factory=dict)
-    opset: int = OPSET
-    types: Mapping[str, int] = field(default_factory=dict)
-
-    def model(self) -> onnx.ModelProto:
-        """The foreign model."""
-        double = onnx.TensorProto.DOUBLE
-        graph = helper.make_graph(
-            list(self.nodes),
-            "case",
-            [
-                helper.make_tensor_value_info(
-                    name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
-                )
-                for name, array in self.feeds.items()
-            ],
-            [
-                helper.make_tensor_value_info(name, self.types.get(name, double), None)
-                for name in self.outputs
-            ],
-            [numpy_helper.from_array(np.asarray(a), name) for name, a in self.constants.items()],
-        )
-        imports = [
-            helper.make_opsetid("", self.opset),
-            helper.make_opsetid(MICROSOFT, 1),
-            helper.make_opsetid(ATEN, 1),
-            helper.make_opsetid("ai.onnx.preview.training", 1),
-        ]
-        return helper.make_model(graph, opset_imports=imports, ir_version=8)
+def foreign_model(
+    nodes: Sequence[onnx.NodeProto],
+    feeds: Mapping[str, Array],
+    outputs: Sequence[str],
+    constants: Mapping[str, Array] | None = None,
+    opset: int = OPSET,
+) -> onnx.ModelProto:
+    """A graph with nodes of that runtime, which is fed, and whose outputs are of the first feed's
+    type; of those with a shape that nobody knows."""
+    kinds = {n: helper.np_dtype_to_tensor_dtype(array.dtype) for n, array in feeds.items()}
+    first = next(iter(kinds.values()))
+    graph = helper.make_graph(
+        list(nodes),
+        "case",
+        [helper.make_tensor_value_info(n, kinds[n], array.shape) for n, array in feeds.items()],
+        [helper.make_tensor_value_info(name, first, None) for name in outputs],
+        [numpy_helper.from_array(np.asarray(a), n) for n, a in (constants or {}).items()],
+    )
+    imports = [
+        helper.make_opsetid(domain, version)
+        for domain, version in (("", opset), (MICROSOFT, 1), (ATEN, 1))
+    ]
+    return helper.make_model(graph, opset_imports=imports, ir_version=8)
 
 
 def evaluate(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -121,55 +98,12 @@ def evaluate(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Ar
     return dict(zip(names, map(np.asarray, values), strict=True))
 
 
-def lowered(case: Case, request: LoweringRequest | None = None) -> Lowered:
-    """The case in standard operators, which ONNX's checker accepts."""
-    found = lower_model(case.model(), request or LoweringRequest())
+def lowered(model: onnx.ModelProto, **options: Any) -> Lowered:
+    """The model in standard operators, which ONNX's checker accepts; gradients are not checked."""
+    found = lower_model(model, Path("model.onnx"), check=False, **options)
     assert {item.domain for item in found.model.opset_import} == {""}
     onnx.checker.check_model(found.model, full_check=True)
     return found
-
-
-def outputs_of(case: Case, run: Run = evaluate) -> dict[str, Array]:
-    """All outputs in float64 by ``run``, compared with those in float32 on stock ONNX Runtime."""
-    model = lowered(case).model
-    wanted = run(model, case.feeds)
-    single = {
-        name: array.astype(np.float32) if array.dtype == np.float64 else array
-        for name, array in case.feeds.items()
-        if name in {value.name for value in model.graph.input}
-    }
-    found = runtime(lower_model(in_float32(case.model()), LoweringRequest()).model, single)
-    for name, value in wanted.items():
-        scale = max(1.0, float(np.abs(value.astype(np.float64)).max(initial=0.0)))
-        error = np.abs(found[name].astype(np.float64) - value).max(initial=0.0)
-        assert found[name].shape == value.shape, name
-        assert error <= 1e-4 * scale, (name, error)
-    return wanted
-
-
-def check_gradients(
-    case: Case, y: str = "y", dy: str = "y_grad", run: Run = evaluate
-) -> dict[str, Array]:
-    """Compare every output ``x_grad`` with finite differences of Σ y·dy; the outputs."""
-    values, model = outputs_of(case, run), lowered(case).model
-
-    def objective(name: str, moved: Array) -> float:
-        return float((run(model, {**case.feeds, name: moved})[y] * case.feeds[dy]).sum())
-
-    for output, grad in values.items():
-        name = output.removesuffix("_grad")
-        if name == output:
-            continue
-        start = case.feeds[name]
-        assert grad.shape == start.shape, output
-        scale = max(1.0, float(np.abs(grad).max()))
-        for seed in range(3):
-            way = np.random.default_rng(seed).choice([-1.0, 1.0], start.shape)
-            ahead = objective(name, start + STEP * way)
-            behind = objective(name, start - STEP * way)
-            wanted, given = (ahead - behind) / (2 * STEP), float((grad * way).sum())
-            assert abs(wanted - given) <= TOLERANCE * scale * start.size, (output, wanted, given)
-    return values
 
 
 def some(*shape: int, seed: int = 0, low: float = -2.0, high: float = 2.0) -> Array:

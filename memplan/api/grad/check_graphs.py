@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ class Differentiated:
         path: the model beside which weights in other files lie.
         dims: sizes of symbolic dimensions, as far as they are given.
         differentiate: makes the graph with the gradient of one further tensor, and says which
-            tensor that is; None where gradients were not made by memplan's rules.
+            tensor that is.
     """
 
     forward: onnx.ModelProto
@@ -74,8 +74,8 @@ class Differentiated:
     ys: Mapping[str, Seed]
     gradients: Mapping[str, str]
     path: Path
-    dims: Mapping[str, int] = field(default_factory=dict)
-    differentiate: Callable[[str], tuple[onnx.ModelProto, dict[str, str]]] | None = None
+    dims: Mapping[str, int]
+    differentiate: Callable[[str], tuple[onnx.ModelProto, dict[str, str]]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,9 @@ from memplan.api.source import Model, as_file, shown_path
 from memplan.autodiff.backward import GradientSink, Request, Seed, build_gradients
 from memplan.autodiff.counter_dropouts import from_counter, parse_dropout
 from memplan.autodiff.finished_graph import finished
-from memplan.autodiff.forward.annotate import flat_copy, require_differentiable
+from memplan.autodiff.forward.annotate import flat_checked, require_differentiable
 from memplan.autodiff.forward.expand import emitter_for
+from memplan.autodiff.forward.foreign import opened
 from memplan.autodiff.optimizers.optimizer import Member, Optimizer
 from memplan.autodiff.optimizers.own_graph import build_update
 from memplan.autodiff.optimizers.parse import parse_optimizer
@@ -41,8 +42,6 @@ from memplan.proto.paths import as_output
 from memplan.proto.read import read_model
 from memplan.proto.weights import NO_WEIGHTS, plan_weights, write_with_weights
 from memplan.proto.write import check_target, write_model
-from memplan.shapes.infer import stated_types
-from memplan.shapes.shape_checks import check_stated
 from memplan.shapes.tensor_type import UNKNOWN, TensorType
 
 _LOG = logging.getLogger(__name__)
@@ -77,31 +76,19 @@ def gradients(
         UsageError: a name is not in the graph, or not a float tensor.
     """
     path = shown_path(model)
-    proto = model if isinstance(model, onnx.ModelProto) else read_model(path)
+    proto = opened(model if isinstance(model, onnx.ModelProto) else read_model(path))
     require_differentiable(proto)
     seeds = (grad_ys,) if not isinstance(grad_ys, list | tuple) else tuple(grad_ys)
     if grad_ys is None:
         seeds = ()
     request = Request(_names(ys), _names(xs), seeds)
-    flat, sink = _flat(proto), GradientSink()
+    flat, sink = flat_checked(proto), GradientSink()
     result = finished(build_gradients(flat, request, sink))
     if check:
         found = checked(flat, result, request, sink, path, dims or {})
         if found.verdict == SKIPPED:
             _LOG.warning(found.lines[0])
     return result
-
-
-def _flat(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A flat copy whose stated shapes are those that its inputs make.
-
-    Raises:
-        ModelError: see :func:`~memplan.autodiff.forward.annotate.flat_copy` and
-            :func:`~memplan.shapes.shape_checks.check_stated`.
-    """
-    flat = flat_copy(model)
-    check_stated(flat, stated_types(flat.graph))
-    return flat
 
 
 def grad(
@@ -177,8 +164,9 @@ def _grad(
     if targets.step is not None:
         planned = (model, path, targets.step, options.weights, targets.force)
         placement = plan_weights(*planned, others=(targets.update,))
+    model = opened(model)
     require_differentiable(model)
-    flat = _flat(model)
+    flat = flat_checked(model)
     loss, class_axis = _loss(flat, options)
     statistics = Statistics() if options.forward_only else renew_statistics(flat.graph)
     types = dict(emitter_for(flat, ()).types)

@@ -51,7 +51,7 @@ def state_contract(
     roles |= dict.fromkeys(counted.new_values.values(), Role.STEP_COUNTER)
     for name in new_values.values():
         roles.setdefault(name, Role.RUNNING_STATISTIC)
-    return _contract(model.graph, roles, {loss: Role.LOSS}, new_values, sink.gradients)
+    return contract_of(model.graph, roles, {loss: Role.LOSS}, new_values, sink.gradients)
 
 
 def update_contract(
@@ -66,10 +66,10 @@ def update_contract(
     """
     roles = dict(updates.roles()) | dict.fromkeys(gradients.values(), Role.PARAMETER)
     roles |= dict.fromkeys(gradients, Role.GRADIENT)
-    return _contract(model.graph, roles, {}, updates.new_values, gradients)
+    return contract_of(model.graph, roles, {}, updates.new_values, gradients)
 
 
-def _contract(
+def contract_of(
     graph: onnx.GraphProto,
     known: Mapping[str, Role],
     outputs: Mapping[str, Role],

@@ -57,8 +57,6 @@ class _Search:
 
     def last_wrong(self, x: str) -> str:
         """A tensor whose gradient is wrong, while those of all that is made of it are right."""
-        if self.problem.differentiate is None:
-            return x
         tensors = [x, *self._made_of(x)]
         low, high = 0, len(tensors)
         while high - low > 1:
@@ -96,7 +94,6 @@ class _Search:
         return self.known[name]
 
     def _measured(self, name: str) -> bool:
-        assert self.problem.differentiate is not None
         if name in self.problem.ys:
             return False
         try:

@@ -8,15 +8,13 @@ from pathlib import Path
 
 import onnx
 
-from memplan.api.grad.check_graphs import Differentiated
-from memplan.api.grad.check_outcome import GradientCheck, require_equal, skipped
-from memplan.api.grad.gradient_check import check_gradients
+from memplan.api.grad.check_outcome import GradientCheck
+from memplan.api.lower.lowering import lower_model
 from memplan.api.rewrite_options import refuses, settle
 from memplan.api.source import Model, as_file, shown_path
 from memplan.api.summary import Rows, Summary, phase_counts
-from memplan.autodiff.lowering.lowered_graph import Lowered, LoweringRequest, lower_model
+from memplan.autodiff.lowering.optimizer_model import optimizer_text, read_optimizer
 from memplan.autodiff.lowering.ort_checkpoint import read_checkpoint
-from memplan.autodiff.lowering.update import optimizer_text, read_optimizer
 from memplan.ir.contract import Contract
 from memplan.ir.graph import Phase
 from memplan.ir.roles import Role
@@ -24,7 +22,6 @@ from memplan.proto.paths import as_output, as_path
 from memplan.proto.read import read_model
 from memplan.proto.weights import NO_WEIGHTS, Placement, Weights, plan_weights, write_with_weights
 from memplan.proto.write import check_target
-from memplan.units import counted
 
 SCHEMA = "memplan.lower/1"
 
@@ -143,7 +140,7 @@ def lower(
 
     Raises:
         GradientsDifferError: they are not its gradients; nothing is written.
-        ModelError: a model cannot be read, or has operators without a lowering; all are named.
+        ModelError: a model cannot be read, or has operators that are not known; all are named.
         UsageError: bad option or output path.
     """
     target = as_output(output)
@@ -168,8 +165,7 @@ def _lower(
     placement = NO_WEIGHTS
     if output is not None:
         placement = plan_weights(model, path, output, options.weights, force, update, saved)
-    found = lower_model(model, LoweringRequest(options.loss, optimizer, checkpoint))
-    outcome = _checked(found, path) if check else None
+    found = lower_model(model, path, options.loss, optimizer, checkpoint, check=check)
     if output is not None:
         placement = write_with_weights(found.model, path, output, placement, force=force)
     return LoweredGraph(
@@ -182,40 +178,7 @@ def _lower(
         optimizer=optimizer_text(optimizer) if optimizer is not None else "none",
         fed=found.fed,
         seeded=found.seeded,
-        notes=tuple(_notes(found)),
+        notes=found.notes,
         placement=placement,
-        check=outcome,
+        check=found.check,
     )
-
-
-def _checked(found: Lowered, path: Path) -> GradientCheck:
-    """The gradients of the loss against differences of what the graph computes it from.
-
-    Raises:
-        GradientsDifferError: they are not its gradients.
-    """
-    loss = found.contract.loss
-    if loss is None or not found.taken:
-        return skipped("it has no gradients of a loss")
-    if found.fed:
-        return skipped("gradients of outputs are to be fed; --loss NAME says which is the loss")
-    problem = Differentiated(found.model, found.model, {loss: None}, found.taken, path)
-    outcome = check_gradients(problem)
-    require_equal(outcome)
-    return outcome
-
-
-def _notes(found: Lowered) -> list[str]:
-    """What a user should know of a lowered graph."""
-    notes = []
-    if found.seeded is not None:
-        notes.append(f"the gradient of '{found.seeded}' is 1: it is taken for the loss")
-    if found.fed:
-        notes.append(
-            f"{counted(len(found.fed), 'gradient')} of outputs to be fed ('{found.fed[0]}'): where "
-            "one of the outputs is the loss, --loss NAME makes its gradient 1 and the others' 0"
-        )
-    contract = found.contract
-    if not contract.gradients and not contract.new_values:
-        notes.append("this graph has no gradients: it is a forward graph")
-    return notes

@@ -156,18 +156,18 @@ def _merged(rule: Entry, rewriting: Entry) -> Entry | None:
 
 def entry_for(node: onnx.NodeProto) -> Entry | None:
     """What is registered for a node's operator."""
-    load_modules(_RULES)
+    _load_rules()
     return _ENTRIES.get((domain_of(node), node.op_type))
 
 
 def registered() -> frozenset[tuple[str, str]]:
     """Every operator with an entry, as (domain, name)."""
-    load_modules(_RULES)
+    _load_rules()
     return frozenset(_ENTRIES)
 
 
 @cache
-def load_modules(package: str) -> None:
-    """Import all modules of a package, which register what they hold."""
-    for module in pkgutil.iter_modules(import_module(package).__path__):
-        import_module(f"{package}.{module.name}")
+def _load_rules() -> None:
+    """Import all modules of rules, which register what they hold."""
+    for module in pkgutil.iter_modules(import_module(_RULES).__path__):
+        import_module(f"{_RULES}.{module.name}")

@@ -26,7 +26,6 @@ from memplan.shapes.one_node import infer_types
 from memplan.shapes.prepare import inline_functions, name_nodes
 from memplan.shapes.shape_checks import check_calls, check_stated, require_possible
 from memplan.shapes.tensor_type import FLOATS, UNKNOWN, UNNAMED, Dim, TensorType, read_type
-from memplan.shapes.training_ops import is_foreign_training_graph
 
 OLDEST_OPSET = 13
 _SMALL = 64
@@ -37,14 +36,8 @@ def require_differentiable(model: onnx.ModelProto) -> None:
     take that for granted.
 
     Raises:
-        ModelError: what the ONNX checker or shape inference refuses; it is a training graph of
-            onnxruntime-training.
+        ModelError: what the ONNX checker or shape inference refuses.
     """
-    if is_foreign_training_graph(model.graph):
-        raise ModelError(
-            "the model has gradients of onnxruntime-training already",
-            "'memplan lower' makes standard operators of them",
-        )
     require_valid(model)
     check_stated(model, stated_types(model.graph))
 
@@ -74,6 +67,17 @@ def flat_copy(model: onnx.ModelProto) -> onnx.ModelProto:
         for body in subgraphs(node):
             _lift_weights(body, copy.graph)
     return copy
+
+
+def flat_checked(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A flat copy whose stated shapes are those that its inputs make.
+
+    Raises:
+        ModelError: see :func:`flat_copy` and :func:`~memplan.shapes.shape_checks.check_stated`.
+    """
+    flat = flat_copy(model)
+    check_stated(flat, stated_types(flat.graph))
+    return flat
 
 
 def _lift_weights(body: onnx.GraphProto, graph: onnx.GraphProto) -> None:

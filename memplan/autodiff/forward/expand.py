@@ -129,7 +129,7 @@ def inner_names(graph: onnx.GraphProto) -> set[str]:
 
 
 def _expand(model: onnx.ModelProto, emitter: Emitter, todo: Sequence[onnx.NodeProto]) -> None:
-    replaced = {node.name: _replacement(emitter, node) for node in todo}
+    replaced = {node.name: replacement(emitter, node) for node in todo}
     result = list(emitter.behind.pop("", []))
     for node in model.graph.node:
         result += replaced.get(node.name) or [node]
@@ -148,7 +148,7 @@ def _state_types(graph: onnx.GraphProto, emitter: Emitter) -> None:
             graph.value_info.append(value_info(name, found))
 
 
-def _replacement(emitter: Emitter, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+def replacement(emitter: Emitter, node: onnx.NodeProto) -> list[onnx.NodeProto]:
     """The nodes that compute the outputs of ``node`` instead of it."""
     entry = entry_for(node)
     assert entry is not None

@@ -1,9 +1,7 @@
-"""Graphs that onnxruntime-training left behind → training graphs in standard operators.
+"""What onnxruntime-training left behind → what ``grad`` works on.
 
-It answers which ONNX operators compute what those of a runtime computed that ended with version
-1.19. It takes a ``ModelProto`` with ``com.microsoft`` gradients,
-in-place accumulators and ``YieldOp`` boundaries, and perhaps an optimizer model; it gives a
-``Lowered``: the new model and its training contract. ``convert`` raises the opset, ``interface``
-turns buffers into outputs, ``walk`` replaces node by node by the ``rules`` of the ``registry``,
-``update`` adds the optimizer, ``build`` puts it together.
+It answers which forward graph a training graph of a runtime that ended with version 1.19 belongs
+to. ``strip`` takes the forward part out of a ``ModelProto`` and says what was trained;
+``differentiation`` what is to be differentiated by what; ``optimizer_model`` makes one of
+``grad``'s optimizers of an optimizer model, and ``ort_checkpoint`` reads values.
 """

@@ -27,7 +27,7 @@ def layer_norm(ctx: Context) -> Gradients:
     x, scale = ctx.tensors[:2]
     mean, inverse = (wide(ctx, ctx.output(slot)) for slot in (1, 2))
     normal = (wide(ctx, x) - mean) * inverse
-    return row_gradients(ctx, ctx.dy, scale, ctx.input(2), normal, inverse, centred=True)
+    return _row_gradients(ctx, scale, ctx.input(2), normal, inverse, centred=True)
 
 
 @gradient("RMSNormalization")
@@ -38,7 +38,7 @@ def rms_norm(ctx: Context) -> Gradients:
     square = ctx.over_count(ctx.reduce("ReduceSumSquare", x, axes), x, axes)
     root = ctx.op("Sqrt", square + ctx.attribute("epsilon", _EPSILON))
     inverse = ctx.op("Reciprocal", root)
-    return row_gradients(ctx, ctx.dy, ctx.tensors[1], None, x * inverse, inverse, centred=False)
+    return _row_gradients(ctx, ctx.tensors[1], None, x * inverse, inverse, centred=False)
 
 
 def _axes(ctx: Context, x: Value) -> list[int]:
@@ -50,9 +50,8 @@ def wide(ctx: Context, value: Value) -> Value:
     return ctx.cast(value, _DOUBLE if ctx.tensors[0].dtype == _DOUBLE else _FLOAT)
 
 
-def row_gradients(
+def _row_gradients(
     ctx: Context,
-    grad: Value,
     scale: Value,
     bias: Value | None,
     normal: Value,
@@ -64,7 +63,7 @@ def row_gradients(
 
     ``centred``: whether there is a μ, and the mean of γdy.
     """
-    dy = wide(ctx, grad)
+    dy = wide(ctx, ctx.dy)
 
     @cache
     def product() -> Value:
@@ -84,7 +83,7 @@ def row_gradients(
             along = ctx.reduce("ReduceMean", weighted * normal, axes)
             centre = ctx.reduce("ReduceMean", weighted, axes)
         rest = weighted - normal * along
-        return ctx.cast((rest - centre if centred else rest) * inverse, grad.dtype)
+        return ctx.cast((rest - centre if centred else rest) * inverse, ctx.dy.dtype)
 
     return (
         for_x,

@@ -14,9 +14,9 @@ import pytest
 
 from helpers import ort_artifacts as made
 from helpers.gradients import runtime
+from helpers.lowering import lowered
 from helpers.refusals import assert_harmless
 from helpers.running import Memplan, runner
-from memplan.autodiff.lowering.lowered_graph import LoweringRequest, lower_model
 from memplan.autodiff.lowering.ort_checkpoint import parse_checkpoint, read_checkpoint
 from memplan.errors import EXIT_MODEL, ModelError
 from memplan.ir.roles import Role
@@ -110,7 +110,7 @@ def test_values_are_defaults(run: Memplan, tmp_path: Path) -> None:
     feeds = made.feeds()
     batch = {name: feeds[name] for name in ("x", "labels")}
     found = runtime(onnx.load(tmp_path / "step.onnx"), batch)
-    wanted = runtime(lower_model(made.training_model(), LoweringRequest()).model, feeds)
+    wanted = runtime(lowered(made.training_model()).model, feeds)
     for name, value in wanted.items():
         np.testing.assert_array_equal(found[name], value)
 
@@ -130,8 +130,8 @@ def test_what_it_names_are_the_parameters(tmp_path: Path) -> None:
     file.write_bytes(checkpoint(*values()))
     model = made.training_model()
     model.graph.input.append(onnx.helper.make_tensor_value_info("mixing", 1, [2]))
-    plain = lower_model(model, LoweringRequest()).contract
-    told = lower_model(model, LoweringRequest(checkpoint=read_checkpoint(file))).contract
+    plain = lowered(model).contract
+    told = lowered(model, checkpoint=read_checkpoint(file)).contract
     assert plain.roles["mixing"] is Role.PARAMETER
     assert told.roles["mixing"] is Role.BATCH
     assert told.roles["fc1.gate"] is Role.PARAMETER

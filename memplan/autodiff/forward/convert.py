@@ -1,7 +1,7 @@
-"""A file of onnxruntime-training with ONNX operators of a new opset; foreign nodes are set aside.
+"""A file with operators of ONNX Runtime's own, at a new opset; foreign nodes are set aside.
 
 ONNX's version converter passes over nodes of other domains, but stops at operators that
-onnxruntime-training put into ONNX's own domain, and knows none of the other domains' versions. So
+ONNX Runtime put into ONNX's own domain, and knows none of the other domains' versions. So
 those are set aside while it works; and it is given no weights.
 """
 
@@ -11,18 +11,45 @@ from collections.abc import Collection, Mapping
 
 import onnx
 
-from memplan.autodiff.lowering.lowering_registry import MICROSOFT, is_foreign
 from memplan.errors import ModelError
 from memplan.proto import native
 from memplan.proto.edit import copied, replace_nodes
 from memplan.proto.nodes import domain_of
 from memplan.proto.opset import allow_initializers, default_opset
 from memplan.shapes.infer import without_weights
+from memplan.shapes.one_node import schema_of
 
+MICROSOFT, ATEN = "com.microsoft", "org.pytorch.aten"
 OPSET = 20
-"""What lowered files have at least: the oldest with Gelu, and with all that gradients need."""
+"""What such files have at least: the oldest with Gelu, and with all that gradients need."""
 _IR_VERSION = 9  # of that opset
-_ADOPTED = frozenset({"LayerNormalization"})  # the runtime's definition is ONNX's
+ADOPTED = frozenset({"LayerNormalization"})
+"""Operators of the runtime that ONNX has defined since, as they were."""
+
+
+def is_foreign(node: onnx.NodeProto, opset: int) -> bool:
+    """Whether ONNX does not define a node's operator at an opset.
+
+    ONNX Runtime put some of its own into ONNX's domain.
+    """
+    return bool(domain_of(node)) or schema_of("", node.op_type, opset) is None
+
+
+def in_own_domain(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose operators that ONNX does not define are not in its domain; the model itself, if
+    it has none of those."""
+    opset = default_opset(model)
+    found = [
+        k
+        for k, node in enumerate(model.graph.node)
+        if not domain_of(node) and is_foreign(node, opset)
+    ]
+    if not found:
+        return model
+    result = copied(model)
+    for k in found:
+        result.graph.node[k].domain = MICROSOFT
+    return result
 
 
 def at_opset(model: onnx.ModelProto, opset: int = OPSET) -> onnx.ModelProto:
@@ -33,11 +60,9 @@ def at_opset(model: onnx.ModelProto, opset: int = OPSET) -> onnx.ModelProto:
     Raises:
         ModelError: ONNX's converter refuses an operator.
     """
-    result, before = copied(model), default_opset(model)
+    result, before = in_own_domain(model), default_opset(model)
+    result = copied(model) if result is model else result
     graph = result.graph
-    for node in graph.node:
-        if not domain_of(node) and is_foreign(node, before):
-            node.domain = MICROSOFT
     keep_domains(result, {domain_of(node) for node in graph.node})
     if before < opset:
         converted = _converted(without_weights(result, statements=True), opset)
@@ -54,7 +79,7 @@ def at_opset(model: onnx.ModelProto, opset: int = OPSET) -> onnx.ModelProto:
 def _adopt(graph: onnx.GraphProto, opset: int) -> None:
     """Give ONNX back the operators that it has defined since they were set aside."""
     for node in graph.node:
-        if node.domain == MICROSOFT and node.op_type in _ADOPTED:
+        if node.domain == MICROSOFT and node.op_type in ADOPTED:
             own = onnx.NodeProto(op_type=node.op_type)
             node.domain = MICROSOFT if is_foreign(own, opset) else ""
 

@@ -4,7 +4,7 @@ differentiated as ``grad`` does it."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -82,6 +82,9 @@ def lower_model(
     if checkpoint is not None:
         apply_checkpoint(flat.graph, checkpoint)
     types = dict(emitter_for(flat, ()).types)
+    if optimizer is not None:  # which updates nothing that the graph computes
+        given = {value.name for value in (*flat.graph.input, *flat.graph.initializer)}
+        stripped = replace(stripped, trained=tuple(filter(given.__contains__, stripped.trained)))
     asked = differentiation_of(flat.graph, stripped, types, loss)
     sink = _sink(asked, optimizer, types)
     request = asked.request

@@ -136,6 +136,19 @@ def test_what_the_file_says() -> None:
     onnx.checker.check_model(found.model, full_check=True)
 
 
+def test_a_gradient_of_what_the_graph_computes() -> None:
+    """It is an output without an optimizer, and updates nothing with one."""
+    model = made.training_model()
+    model.graph.output.append(onnx.helper.make_tensor_value_info("h_grad", 1, ["N", 6]))
+    plain = lowered(model)
+    assert "h_grad" in runtime(plain.model, made.feeds())
+    assert "h_grad" not in plain.contract.gradients
+    optimizer = read_optimizer(made.optimizer_model(), "optimizer_model.onnx")
+    renewed = lowered(model, optimizer=optimizer).contract.new_values
+    assert set(made.TRAINED) < set(renewed.values())
+    assert "h" not in renewed.values()
+
+
 def test_a_step_of_0_counts_as_1() -> None:
     found = step_of()
     feeds = made.feeds() | {

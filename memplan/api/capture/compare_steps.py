@@ -237,11 +237,6 @@ def _judged(
     return error, ()
 
 
-def rounding_of_loss(size: float) -> float:
-    """What a loss of this size may be off by from one run to the next."""
-    return _UNIT * max(UNITS * size, ZERO_UNITS)
-
-
 def largest_of(array: Array) -> float:
     """The largest magnitude of the finite entries of an array."""
     largest = float(np.abs(array).max()) if array.size else 0.0

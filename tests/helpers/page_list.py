@@ -77,7 +77,7 @@ PAGES = (
     ),
     Page(
         "commands/diff.md",
-        before={"*": [f'{GPT} --strategy "search{{iterations=6}}" -o fits.onnx']},
+        before={"*": [f"{GPT} --effort 6 -o fits.onnx"]},
     ),
     Page("commands/grad.md", others=["guide.md"], before={"*": ["python forward.py"]}),
     Page(

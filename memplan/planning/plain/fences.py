@@ -29,8 +29,7 @@ from memplan.proto.nodes import is_standard
 OLDEST_OPSET = 13
 """``Unsqueeze`` takes its axes as an input from this opset on."""
 
-PREFIX = "memplan/"
-NO_AXES = f"{PREFIX}no_axes"
+_PREFIX = "memplan/"
 INPUT_FENCE = "veil"
 """The role of input fences in files, from when they had a name of their own."""
 _NEVER = 1 << 30
@@ -42,34 +41,41 @@ class FenceMaker:
 
     ``nodes`` compute the axes and must stand before everything else. Two fences on the same tensor
     need different axes, or they would be merged; each further one is ``Mul`` of the one before.
+    What is added has names that begin with ``prefix``, as nothing in the graph does.
     """
 
     source: str
+    prefix: str = _PREFIX
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     axes: list[str] = field(default_factory=list)
 
+    @property
+    def no_axes(self) -> str:
+        """The name of the empty constant."""
+        return f"{self.prefix}no_axes"
+
     def axes_for(self, generation: int) -> str:
         """Axes that differ from those of every other generation."""
-        size = f"{PREFIX}size"
+        size = f"{self.prefix}size"
         if not self.nodes:
             self.nodes.append(marked("axes", "Size", [self.source], size))
         while len(self.axes) <= generation:
             before = self.axes[-1] if self.axes else size
-            name = f"{PREFIX}axes_{len(self.axes)}"
-            self.nodes.append(marked("axes", "Mul", [before, NO_AXES], name))
+            name = f"{self.prefix}axes_{len(self.axes)}"
+            self.nodes.append(marked("axes", "Mul", [before, self.no_axes], name))
             self.axes.append(name)
         return self.axes[generation]
 
     def hide(self, tensor: str, generation: int, role: str) -> onnx.NodeProto:
         """The node that makes the hidden twin of ``tensor``."""
-        name = f"{PREFIX}{role}_{generation}/{tensor}"
+        name = f"{self.prefix}{role}_{generation}/{tensor}"
         return marked(role, "Unsqueeze", [tensor, self.axes_for(generation)], name)
 
     def constants(self) -> list[onnx.TensorProto]:
         """Initializers that the nodes need."""
         if not self.nodes:
             return []
-        return [helper.make_tensor(NO_AXES, onnx.TensorProto.INT64, [0], [])]
+        return [helper.make_tensor(self.no_axes, onnx.TensorProto.INT64, [0], [])]
 
 
 def fence_maker(graph: onnx.GraphProto) -> FenceMaker:
@@ -81,11 +87,20 @@ def fence_maker(graph: onnx.GraphProto) -> FenceMaker:
     initialized = {tensor.name for tensor in graph.initializer}
     for value in graph.input:
         if value.name not in initialized and value.type.HasField("tensor_type"):
-            return FenceMaker(value.name)
+            return FenceMaker(value.name, _unused_prefix(graph))
     raise UsageError(
         "plans for plain default sessions need a graph input",
         "use --session tuned and load the result with memplan.load(path)",
     )
+
+
+def _unused_prefix(graph: onnx.GraphProto) -> str:
+    """What no name of the graph begins with: a file that was made for a plain session, and is to be
+    made once more, has fences."""
+    names = {tensor.name for tensor in graph.initializer}
+    names.update(name for node in graph.node for name in (node.name, *node.output))
+    prefixes = itertools.chain([_PREFIX], (f"{_PREFIX}{k}/" for k in itertools.count(2)))
+    return next(p for p in prefixes if not any(name.startswith(p) for name in names))
 
 
 def marked(role: str, op: str, inputs: list[str], output: str) -> onnx.NodeProto:

@@ -20,8 +20,6 @@ from memplan.deadline import Deadline
 from memplan.ir.build_graph import build_graph
 from memplan.ir.graph import Graph
 from memplan.planning.plain.fences import (
-    NO_AXES,
-    PREFIX,
     fence_clones,
     fence_maker,
     hide_dimensions,
@@ -141,6 +139,7 @@ class Draft:
         self.input_fences = input_fences_for(model.graph, types, self.maker)
         added = (*self.maker.nodes, *self.nodes, *(fence.node for fence in self.input_fences))
         self.types = _with_twins(types, added)
+        self.types[self.maker.no_axes] = TensorType(onnx.TensorProto.INT64, (0,))
         self.whole = self.written(self.input_fences)
         self.graph = self.graph_of(self.whole)
         self.session = plain_session(self.graph, kind)
@@ -228,7 +227,7 @@ def finished_with(
     draft: Draft, input_fences: Sequence[InputFence], pinned: Sequence[str]
 ) -> PlainModel:
     """The model with these input fences, and pins that read the tensors ``pinned``, simulated."""
-    model = draft.written(input_fences, _pins(pinned))
+    model = draft.written(input_fences, _pins(pinned, draft.maker.prefix))
     graph = draft.graph_of(model)
     timeline = simulate(graph, draft.kind)
     _note_types(model, draft)
@@ -244,10 +243,10 @@ def finished_with(
     )
 
 
-def _pins(names: Sequence[str]) -> list[onnx.NodeProto]:
+def _pins(names: Sequence[str], prefix: str) -> list[onnx.NodeProto]:
     """A node per pin, in plan order: ``Size``, which is never folded, unlike ``Shape``."""
     return [
-        marked("pin", "Size", [name], f"{PREFIX}pin_{count}/{name}")
+        marked("pin", "Size", [name], f"{prefix}pin_{count}/{name}")
         for count, name in enumerate(names)
     ]
 
@@ -288,7 +287,6 @@ def _with_twins(types: Types, nodes: Iterable[onnx.NodeProto]) -> dict[str, Tens
         elif node.op_type in ("Size", "Mul"):
             shape = () if node.op_type == "Size" else (0,)
             result[node.output[0]] = TensorType(onnx.TensorProto.INT64, shape)
-    result[NO_AXES] = TensorType(onnx.TensorProto.INT64, (0,))
     return result
 
 

@@ -102,3 +102,14 @@ def test_a_graph_without_inputs_is_refused() -> None:
     model = parse("g () => (float[4] y) <float[4] x = {1, 2, 3, 4}> { y = Exp(x) }")
     with pytest.raises(UsageError, match="need a graph input"):
         fence_maker(model.graph)
+
+
+def test_names_of_earlier_fences_are_not_taken_again() -> None:
+    model = onnx.ModelProto.FromString(MODEL.SerializeToString())
+    for prefix in ("memplan/", "memplan/2/", "memplan/3/"):
+        maker = fence_maker(model.graph)
+        assert maker.prefix == prefix
+        maker.hide("x", 0, "fence")
+        model.graph.node.extend(maker.nodes)
+        model.graph.initializer.extend(maker.constants())
+    onnx.checker.check_model(model)

@@ -100,7 +100,7 @@ def net(family: str, size: str) -> Net:
 # --- Graphs -------------------------------------------------------------------------------------
 
 
-def _batch_norm(
+def batch_norm(
     x: Any,
     weight: Any,
     bias: Any,
@@ -113,6 +113,9 @@ def _batch_norm(
     """Training mode as ONNX has it; the exporter's own translation normalizes by the old mean."""
     from onnxscript import opset20 as op
 
+    if not training:
+        y = op.BatchNormalization(x, weight, bias, mean, variance, epsilon=eps)
+        return y, mean, variance, mean, variance
     y, mean, variance = op.BatchNormalization(
         x, weight, bias, mean, variance, epsilon=eps, momentum=1 - momentum, training_mode=1
     )
@@ -155,7 +158,7 @@ def exported(module: nn.Module, inputs: tuple[Tensor, ...], opset: int = 20) -> 
             input_names=names,
             verbose=False,
             custom_translation_table={
-                torch.ops.aten._native_batch_norm_legit_functional.default: _batch_norm
+                torch.ops.aten._native_batch_norm_legit_functional.default: batch_norm
             },
         )
         assert program is not None

@@ -101,12 +101,14 @@ def planning_progress(
 
 
 def _planning(show: Show, budget: str, seconds: float | None) -> Callable[[int, float], None]:
-    begun: list[float] = []
+    begun: float | None = None
     limit = "" if seconds is None else f", at most {seconds:g} s"
 
     def found(peak: int, extra: float) -> None:
-        begun.append(time.monotonic())
-        over = begun[0] + (math.inf if seconds is None else seconds) + _PATIENCE_SECONDS
+        nonlocal begun
+        if begun is None:
+            begun = time.monotonic()
+        over = begun + (math.inf if seconds is None else seconds) + _PATIENCE_SECONDS
         plan = f"peak {format_bytes(peak)}, {100 * extra:.2f}% extra time"
         show(
             lambda: (

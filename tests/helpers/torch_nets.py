@@ -16,27 +16,7 @@ from helpers.gradients import Run, runtime
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
-
-def batch_norm(
-    x: Any,
-    weight: Any,
-    bias: Any,
-    mean: Any,
-    variance: Any,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Any, ...]:
-    """Training mode as ONNX has it; the exporter's own translation normalizes by the old mean."""
-    from onnxscript import opset20 as op
-
-    if not training:
-        y = op.BatchNormalization(x, weight, bias, mean, variance, epsilon=eps)
-        return y, mean, variance, mean, variance
-    y, mean, variance = op.BatchNormalization(
-        x, weight, bias, mean, variance, epsilon=eps, momentum=1 - momentum, training_mode=1
-    )
-    return y, mean, variance, mean, variance
+from benchmarks.nets.catalogue import batch_norm  # noqa: E402
 
 
 class _Functional(torch.nn.Module):  # type: ignore[misc]

@@ -14,6 +14,7 @@ import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 from unittest import mock
 
 import layers_indexing  # noqa: F401 (registers layers)
@@ -43,15 +44,25 @@ from memplan.proto import native
 COMMAND = "values"
 STEPS = (1e-5, 1e-4, 1e-6, 3e-7)
 """Of central differences; a gradient is wrong if it differs at each of them."""
-TOLERANCE, TOLERANCE_OF_FLOAT32 = 2e-6, 3e-3
-"""Relative to the sum of all products of gradient and direction, by absolute value."""
-FLOOR, FLOOR_OF_FLOAT32 = 1e-9, 2e-5
-"""What rounding may hide where terms of a gradient cancel, or a slope is nearly flat; the gradients
-that are fed are of size 1."""
 _ROUNDING = 1e-14  # of a sum of products in float64, relative to the sum of absolute values
 _DIRECTIONS = 2
 _NAMED = re.compile(r"'[^']*'|\d+")
 Ended = tuple[int, str, str]
+
+
+class Tolerance(NamedTuple):
+    """What a derivative along a direction may be off by.
+
+    ``share`` is relative to the sum of all products of gradient and direction, by absolute value.
+    ``floor`` is what rounding may hide where terms of a gradient cancel, or a slope is nearly flat;
+    the gradients that are fed are of size 1.
+    """
+
+    share: float
+    floor: float
+
+
+TOLERANCE, TOLERANCE_OF_FLOAT32 = Tolerance(2e-6, 1e-9), Tolerance(3e-3, 2e-5)
 
 
 # -- one case --------------------------------------------------------------------------------------
@@ -183,7 +194,7 @@ def _run(
 
 
 def _compared(
-    case: Case, forward: Evaluator, grads: Mapping[str, Array], tolerance: float
+    case: Case, forward: Evaluator, grads: Mapping[str, Array], tolerance: Tolerance
 ) -> Verdict:
     for x, grad in grads.items():
         if grad.shape != case.feeds[x].shape:
@@ -212,7 +223,7 @@ def _along(
     forward: Evaluator,
     grads: Mapping[str, Array],
     ways: Mapping[str, Array],
-    tolerance: float,
+    tolerance: Tolerance,
 ) -> Verdict:
     """Compare along one direction; a difference must be there at every step, and the function
     smooth."""
@@ -227,12 +238,11 @@ def _along(
         total = sum(float(term.sum()) for term in terms)
         return total, sum(float(np.abs(term).sum()) for term in terms)
 
-    floor = FLOOR_OF_FLOAT32 if tolerance == TOLERANCE_OF_FLOAT32 else FLOOR
     found = []
     for step in STEPS:
         (ahead, size), (behind, _) = objective(step), objective(-step)
         wanted = (ahead - behind) / (2 * step)
-        slack = tolerance * (scale + abs(wanted)) + floor + _ROUNDING * size / step
+        slack = tolerance.share * (scale + abs(wanted)) + tolerance.floor + _ROUNDING * size / step
         if abs(wanted - given) <= slack:
             return Verdict("right")
         middle, _ = objective(0.0)

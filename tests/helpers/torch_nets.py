@@ -12,11 +12,12 @@ import pytest
 
 import memplan
 from helpers.gradients import Run, runtime
+from helpers.models import load_benchmark
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
-from benchmarks.nets.catalogue import batch_norm  # noqa: E402
+batch_norm = load_benchmark("nets.catalogue").batch_norm
 
 
 class _Functional(torch.nn.Module):  # type: ignore[misc]

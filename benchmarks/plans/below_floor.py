@@ -5,11 +5,8 @@ Every graph is simulated as it lies in the file, in a tuned session on the CPU, 
 validated: predicted and measured bytes, equality of all outputs. Both files then run in turn in one
 process, on one thread: the quickest run of each counts, as the machine may do other work.
 
-    python -m benchmarks.plans.below_floor VGG... --shared --run \\
+    python -m benchmarks.plans.below_floor GRAPH... --shared --run \\
         --json benchmarks/results/free_bytes.json
-
-The VGG-16 of the record was captured from PyTorch, autograd's own backward (batch 32 at 224 pixels,
-and batch 4 at 64 pixels with 10 classes), without dropout.
 """
 
 from __future__ import annotations

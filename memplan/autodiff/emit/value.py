@@ -36,7 +36,13 @@ class Value:
 
     @property
     def dtype(self) -> int:
-        """``onnx.TensorProto`` element type."""
+        """``onnx.TensorProto`` element type.
+
+        Raises:
+            ModelError: it is not known.
+        """
+        if not self.type.dtype:
+            raise self._unknown("element type")
         return self.type.dtype
 
     @property
@@ -47,11 +53,14 @@ class Value:
             ModelError: not even the rank is known.
         """
         if self.type.shape is None:
-            raise ModelError(
-                f"the rank of tensor '{self.name}' is not known, and its gradient depends on it",
-                "add value_info for it, or run onnx.shape_inference",
-            )
+            raise self._unknown("rank")
         return self.type.shape
+
+    def _unknown(self, what: str) -> ModelError:
+        return ModelError(
+            f"the {what} of tensor '{self.name}' is not known, and its gradient depends on it",
+            "add value_info for it, or run onnx.shape_inference",
+        )
 
     @property
     def rank(self) -> int:

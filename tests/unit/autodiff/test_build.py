@@ -138,6 +138,19 @@ def test_unknown_rank() -> None:
         memplan.gradients(parse(text), "z", "x")
 
 
+@pytest.mark.parametrize(
+    "call", ["Gelu(b)", "Pow(b, w)", "HardSwish(b)", "LayerNormalization(b, w)"]
+)
+def test_an_element_type_that_nobody_knows_is_named(call: str) -> None:
+    """It ended in a KeyError of ours, behind an operator that nobody knows."""
+    text = f"""g (float[4,3] x, float[3] w) => (float[4,3] y)
+        {{ a = acme.Foo(x) b = Mul(a, w) y = {call} }}"""
+    model = parse(text)
+    model.opset_import.append(helper.make_opsetid("acme", 1))
+    with pytest.raises(ModelError, match="the element type of tensor 'b' is not known"):
+        memplan.gradients(model, "y", "w", check=False)
+
+
 def test_a_gradient_in_full_size_for_an_unknown_rank() -> None:
     """The gradient that comes in by default is one number; CumSum wants it in full size."""
     text = """<ir_version: 10, opset_import: ["" : 20]>

@@ -155,7 +155,8 @@ def channel_norm(d: Draft, op: str) -> None:
     if d.opset >= 14 and d.maybe(0.5):
         given["training_mode"] = 1
         count = 3
-        mean = d.constant(d.numbers((c,)))  # ONNX Runtime writes over what it is read from
+        # ONNX Runtime writes over what they are read from, whoever else reads it.
+        mean, variance = d.constant(d.numbers((c,))), d.constant(d.numbers((c,), 0.4, 2.0))
     d.add(op, [*inputs, mean, variance], count, **given)
 
 

@@ -8,7 +8,7 @@ caller, whose training it is.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,7 @@ class TrainingSession:
         self.wanted = list(wanted)
         self.buffers: dict[str, Buffer] = {}
         self._spare: dict[str, Buffer] = {}
-        self._led: list[tuple[TrainingSession, frozenset[str]]] = []
+        self._led: list[tuple[TrainingSession, Mapping[str, str]]] = []
         self._folder = folder
         self._model = model if measured else b""  # to open it anew
         self._guard, self._measured = guard, measured
@@ -147,7 +147,7 @@ class TrainingSession:
             self._spare[name] = Buffer(value, self.request.provider)
         self._bind(name)
 
-    def share(self, name: str, buffer: Buffer, spare: Buffer | None = None) -> None:
+    def share(self, name: str, buffer: Buffer, spare: Buffer | None) -> None:
         """Let an input have its value in a buffer of another session on the same device; and its
         next one in ``spare``, where it has two buffers in both."""
         twice = spare is not None and name in self._spare
@@ -158,15 +158,15 @@ class TrainingSession:
             self._spare[name] = spare
         self._bind(name)
 
-    def lead(self, other: TrainingSession, names: Collection[str]) -> None:
+    def lead(self, other: TrainingSession, names: Mapping[str, str]) -> None:
         """Let another session have some inputs in the buffers that they have here, from now on,
-        whichever of two that is after a step."""
-        self._led.append((other, frozenset(names)))
+        whichever of two that is after a step. ``names``: input here → input there."""
+        self._led.append((other, names))
         self._hand_on(other, names)
 
-    def _hand_on(self, other: TrainingSession, names: Collection[str]) -> None:
-        for name in names:
-            other.share(name, self.buffers[name], self._spare.get(name))
+    def _hand_on(self, other: TrainingSession, names: Mapping[str, str]) -> None:
+        for name, there in names.items():
+            other.share(there, self.buffers[name], self._spare.get(name))
 
     def get(self, name: str) -> Array:
         """A copy of an input's present value."""
@@ -223,7 +223,7 @@ class TrainingSession:
             for name in self._spare:
                 self.buffers[name], self._spare[name] = self._spare[name], self.buffers[name]
             for other, names in self._led:
-                self._hand_on(other, names & self._spare.keys())
+                self._hand_on(other, names)
 
     def collect_peaks(self) -> list[int]:
         """Dynamic bytes at the peak of every measured step so far, by the profiler.

@@ -1,8 +1,10 @@
-"""Batches: what a step takes, checked before anything runs, and cut from arrays of samples."""
+"""Batches: what a step takes, checked before anything runs; cut from arrays of samples, or random
+for those who want to see a step train."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
@@ -12,13 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from memplan.errors import UsageError
+from memplan.ir.roles import Role
 from memplan.runtime.archive import Header, load_arrays, readable, restored
+from memplan.runtime.inputs import synthesize
 from memplan.runtime.room import require_room
-from memplan.training.step_file import Slot
+from memplan.training.step_file import Slot, StepFile, opened_step
 from memplan.training.trained_weights import as_array
 
 Array = npt.NDArray[Any]
 Batch = Mapping[str, Any]
+SYNTHETIC = 4
+"""Synthetic batches: few, so that a network can learn them by heart."""
+_SCALE = 20  # generated floats are of scale 0.05
 
 
 def checked_batch(slots: Sequence[Slot], batch: Batch) -> dict[str, Array]:
@@ -32,16 +39,8 @@ def checked_batch(slots: Sequence[Slot], batch: Batch) -> dict[str, Array]:
         UsageError: a name, type or shape does not fit.
     """
     wanted = {slot.name: slot for slot in slots}
-    for name in batch:
-        if name not in wanted:
-            near = get_close_matches(name, wanted, 3)
-            raise UsageError(
-                f"the step has no batch input '{name}'",
-                f"near matches: {', '.join(near)}" if near else f"it has {_names(wanted)}",
-            )
-    missing = [slot.name for slot in slots if slot.name not in batch and slot.default is None]
-    if missing:
-        raise UsageError(f"the batch has no '{missing[0]}'", f"the step takes {_names(wanted)}")
+    _require_known(batch, wanted, "the step has no batch input '{}'")
+    _require_all(batch, wanted, "the batch")
     sizes: dict[str, tuple[int, str]] = {}
     return {name: _fitting(wanted[name], value, sizes) for name, value in batch.items()}
 
@@ -111,9 +110,7 @@ class Batches:
         self._arrays = {name: restored(np.asarray(given)) for name, given in arrays.items()}
         headers = {n: Header(array.shape, array.dtype) for n, array in self._arrays.items()}
         _require_fitting(headers, wanted, ready_batches)
-        missing = [s.name for s in slots if s.name not in arrays and s.default is None]
-        if missing:
-            raise UsageError(f"the data has no '{missing[0]}'", f"it takes {_names(wanted)}")
+        _require_all(arrays, wanted, "the data")
         what = "batches" if ready_batches else "samples"
         self._length = _one_length(self._arrays, what)
         self.size = self._batch_size(wanted, size)
@@ -210,29 +207,6 @@ class Batches:
         self.epoch, self.index = state["epoch"], state["index"]
 
 
-def batches_of(
-    slots: Sequence[Slot],
-    data: Iterable[Batch] | Mapping[str, Any] | PathLike[str] | str,
-    *,
-    size: int | None,
-    shuffle: bool,
-    seed: int,
-    ready_batches: bool,
-) -> Iterable[Batch]:
-    """Batches as they are; arrays by name, and a file of them, as :class:`Batches`.
-
-    Raises:
-        UsageError: the data does not fit.
-    """
-    if isinstance(data, str | PathLike):
-        data = load_data(data, slots, ready_batches)
-    if isinstance(data, Mapping):
-        return Batches(
-            slots, data, size=size, shuffle=shuffle, seed=seed, ready_batches=ready_batches
-        )
-    return data
-
-
 def load_data(
     path: PathLike[str] | str, slots: Sequence[Slot], ready_batches: bool = False
 ) -> dict[str, Array]:
@@ -263,13 +237,7 @@ def _require_fitting(
     Raises:
         UsageError: one has another name, type or shape.
     """
-    unknown = sorted(name for name in headers if name not in wanted)
-    if unknown:
-        near = get_close_matches(unknown[0], wanted, 3)
-        raise UsageError(
-            f"the data has an array '{unknown[0]}', which is not a batch input",
-            f"near matches: {', '.join(near)}" if near else f"batch inputs: {_names(wanted)}",
-        )
+    _require_known(headers, wanted, "the data has an array '{}', which is not a batch input")
     for name, header in headers.items():
         slot, shape = wanted[name], header.shape
         if header.dtype != slot.dtype:
@@ -290,6 +258,24 @@ def _require_fitting(
         )
 
 
+def _require_known(given: Iterable[str], wanted: Mapping[str, Slot], words: str) -> None:
+    """Refuse names that are no inputs of a batch."""
+    for name in given:
+        if name not in wanted:
+            near = get_close_matches(name, wanted, 3)
+            raise UsageError(
+                words.format(name),
+                f"near matches: {', '.join(near)}" if near else f"the step takes {_names(wanted)}",
+            )
+
+
+def _require_all(given: Collection[str], wanted: Mapping[str, Slot], whose: str) -> None:
+    """Refuse a batch, or data, without an input that has no default."""
+    for name, slot in wanted.items():
+        if name not in given and slot.default is None:
+            raise UsageError(f"{whose} has no '{name}'", f"the step takes {_names(wanted)}")
+
+
 def _one_length(arrays: Mapping[str, Array], what: str) -> int:
     """The common length of the first axes; 1 if there are no arrays."""
     lengths = sorted((len(array), name) for name, array in arrays.items())
@@ -307,3 +293,34 @@ def _like(shape: Sequence[int], wanted: Sequence[int | str]) -> bool:
 
 def _names(slots: Mapping[str, Slot]) -> str:
     return ", ".join(f"'{slot.name}' {slot.words}" for slot in slots.values()) or "nothing"
+
+
+def synthetic_batches(step: StepFile, seed: int) -> dict[str, Array]:
+    """Arrays by name, with :data:`SYNTHETIC` batches along the first axis. Integers that index
+    something are below the size of that; floats are normal.
+
+    Raises:
+        UsageError: a size is not known, or a type cannot be generated.
+        RuntimeUnavailableError: they do not fit into memory.
+    """
+    slots = [slot for slot in step.named(Role.BATCH) if slot.default is None]
+    open_sizes = sorted({d for s in slots for d in s.shape if isinstance(d, str)})
+    if open_sizes:
+        raise UsageError(
+            f"the step leaves the size '{open_sizes[0]}' open", f"--dim {open_sizes[0]}=SIZE"
+        )
+    graph = opened_step(step.model, step.path, step.dims).graph
+    names = {slot.name for slot in slots}
+    ids = tuple(index for index in graph.inputs if graph.tensors[index].name in names)
+    nbytes = sum(graph.tensors[index].nbytes for index in ids)
+    require_room(2 * SYNTHETIC * nbytes, f"{SYNTHETIC} synthetic batches and their copy")
+    draws = [synthesize(replace(graph, inputs=ids), seed + k) for k in range(SYNTHETIC)]
+    return {name: np.stack([_scaled(draw[name]) for draw in draws]) for name in draws[0]}
+
+
+def _scaled(value: Array) -> Array:
+    """Floats of scale 1, unless they must be positive."""
+    if value.dtype.kind != "f" or not value.ndim or value.min(initial=0) >= 0:
+        return value
+    scaled: Array = (value * _SCALE).astype(value.dtype)
+    return scaled

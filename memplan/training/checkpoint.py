@@ -20,12 +20,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memplan.errors import UsageError
+from memplan.errors import TrainingError, UsageError
 from memplan.ir.roles import Role
 from memplan.processes.locks import require_free
+from memplan.proto.paths import file_problem
 from memplan.proto.write import check_output, followed, made_beside, put, spare
-from memplan.runtime.archive import Header, opened_arrays, readable, save_arrays
-from memplan.training.finite import keep_finite
+from memplan.runtime.archive import (
+    BFLOAT16,
+    Header,
+    load_arrays,
+    opened_arrays,
+    readable,
+    save_arrays,
+)
 from memplan.training.step_file import Slot
 
 Array = npt.NDArray[Any]
@@ -96,7 +103,7 @@ def save_checkpoint(
     spare([target], files, "is a file of the model")
     target = followed(target)
     require_free(target)
-    keep_finite(target, {n: v for n, v in state.items() if n in renewed}, about.steps, _ABOUT)
+    _keep_finite(target, {n: v for n, v in state.items() if n in renewed}, about.steps)
 
     def seal(arrays: str) -> tuple[str, Array]:
         return _ABOUT, np.asarray(json.dumps(asdict(about.sealed(arrays)), sort_keys=True))
@@ -111,6 +118,52 @@ def save_checkpoint(
             f"checkpoint {target} cannot be written: {error.strerror or error}",
             "an earlier one is as it was; make room, or choose another place",
         ) from None
+
+
+def _keep_finite(file: Path, state: Mapping[str, Array], steps: int) -> None:
+    """Refuse to replace a checkpoint by a state with nan or infinities that it does not have.
+
+    Args:
+        file: where a checkpoint may be.
+        state: what steps change, by name.
+        steps: after how many of them.
+
+    Raises:
+        TrainingError: it would be lost.
+        UsageError: whether it would be cannot be read.
+    """
+    wrong = {name: kinds for name, value in state.items() if (kinds := _not_finite(value))}
+    if not wrong or not file.is_file():
+        return
+    try:
+        held = load_arrays(file, lambda headers: [n for n in (_ABOUT, *wrong) if n in headers])
+        kept = json.loads(str(held[_ABOUT]))["steps"]
+    except OSError as error:  # it may be one to go on from
+        raise UsageError(
+            f"{file} cannot be read: {file_problem(error)}",
+            "the state is not finite, and that of the file may be: save to another file",
+        ) from None
+    except Exception:  # nothing to go on from
+        return
+    for name, kinds in wrong.items():
+        if more := kinds - _not_finite(held.get(name)):
+            raise TrainingError(
+                f"'{name}' holds {min(more)} after step {steps}; {file} keeps the state after "
+                f"step {kept}",
+                "go on from there with a smaller learning rate, or save to another file",
+            )
+
+
+def _not_finite(value: Any) -> frozenset[str]:
+    """Which of nan and the infinities are among the values."""
+    if not isinstance(value, np.ndarray) or not (
+        value.dtype.kind == "f" or value.dtype == BFLOAT16
+    ):
+        return frozenset()
+    if np.isfinite(value).all():
+        return frozenset()
+    found = {"nan": np.isnan(value), "inf": value == np.inf, "-inf": value == -np.inf}
+    return frozenset(kind for kind, where in found.items() if where.any())
 
 
 def load_checkpoint(path: PathLike[str] | str, wanted: Wanted) -> tuple[dict[str, Array], Progress]:

@@ -68,13 +68,20 @@ def with_guard(
     behind = range(at, len(nodes))
     covered = frozenset(name for k in behind for name in nodes[k].output if name in pairs)
     edit = GraphEdit(model)
-    write = _Writer(edit, at)
-    is_nan = write.node("IsNaN", write.node("Sub", loss, loss))  # of inf and nan, as inf - inf is
+
+    def put(op: str, *inputs: str, **attributes: Any) -> onnx.NodeProto:
+        output, name = edit.fresh(f"{_STEM}.{op}"), edit.fresh(f"{_STEM}.{op}")
+        made: onnx.NodeProto = helper.make_node(op, list(inputs), [output], name, **attributes)
+        edit.put_before(at, made)
+        return made
+
+    less = put("Sub", loss, loss).output[0]  # nan, too, of an infinite loss
+    is_nan = put("IsNaN", less).output[0]
     # One row of no elements: what is never read stays in memory to the end of the run.
     only = edit.constant(np.zeros((1, 0), np.bool_), f"{_STEM}.constant")
-    index = write.node("Cast", is_nan, to=onnx.TensorProto.INT64)
-    checked = write.node("Gather", only, index)
-    return Guarded(edit.finished(), write.last, checked, covered)
+    index = put("Cast", is_nan, to=onnx.TensorProto.INT64).output[0]
+    check = put("Gather", only, index)
+    return Guarded(edit.finished(), check.name, check.output[0], covered)
 
 
 def with_loss_before(
@@ -107,21 +114,6 @@ def with_loss_before(
     edit = GraphEdit(model)
     edit.write(order)
     return edit.finished()
-
-
-class _Writer:
-    """Puts nodes before one of a graph. ``last``: the name of the last."""
-
-    def __init__(self, edit: GraphEdit, number: int) -> None:
-        self.edit, self.number, self.last = edit, number, ""
-
-    def node(self, op: str, *inputs: str, **attributes: Any) -> str:
-        """What a new node makes."""
-        output = self.edit.fresh(f"{_STEM}.{op}")
-        self.last = self.edit.fresh(f"{_STEM}.{op}")
-        made = helper.make_node(op, list(inputs), [output], self.last, **attributes)
-        self.edit.put_before(self.number, made)
-        return output
 
 
 def _is_number(model: onnx.ModelProto, loss: str) -> bool:

@@ -1,11 +1,10 @@
-"""First values of all state: given, from the file, or by a rule that is told."""
+"""First values of all state: of a checkpoint, given, from the file, or by a rule that is told."""
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from os import PathLike
 from typing import Any
@@ -23,6 +22,8 @@ from memplan.units import counted, listed
 
 Array = npt.NDArray[Any]
 Init = str | None
+Begin = tuple[dict[str, Any], Progress]
+"""Values by name, and after how many steps they are."""
 
 RANDOM = "random"
 _SHOWN = 4
@@ -34,59 +35,63 @@ _WEIGHTS = (Role.PARAMETER, Role.FROZEN, Role.AVERAGE)
 """What has no first value by a rule."""
 
 
-@dataclass(frozen=True, slots=True)
-class First:
-    """The state to begin with, what is to be said of it, and how far it has come."""
-
-    values: dict[str, Array]
-    notes: tuple[str, ...]
-    about: Progress
-
-
-def first_values(
-    step: StepFile,
+def first_state(
+    files: Iterable[StepFile],
+    wanted: Wanted,
     weights: Weights | None,
-    init: Init,
-    seed: int,
-    resume: PathLike[str] | str | None,
-) -> First:
-    """The state of a checkpoint, if there is one to go on from; else :func:`initial_state`.
+    resume: PathLike[str] | str | Begin | None,
+) -> Begin:
+    """What is given of a state to begin with, and how far it has come: that of a checkpoint, if
+    there is one to go on from.
+
+    Args:
+        files: the steps.
+        wanted: their state, by the names that it has outside.
+        weights: values by these names; of what PyTorch counts and no graph reads, none is missed.
+        resume: a checkpoint.
 
     Raises:
-        UsageError: see there; or the checkpoint cannot be read, or is of another model.
+        UsageError: a file cannot be read, or is of another model; or a value is of no state.
     """
+    if isinstance(resume, tuple):
+        return resume
     if resume is not None:
-        values, about = load_checkpoint(resume, wanted_of(step))
-        return First(values, (), about)
-    given = (
-        None if weights is None else read_weights(weights, {slot.name: slot for slot in step.state})
-    )
-    values, notes = initial_state(step, given, init, seed)
-    return First(values, notes, Progress(step.fingerprint, 0))
+        return load_checkpoint(resume, wanted)
+    given = {} if weights is None else read_weights(weights, wanted.state)
+    unknown = [k for k in given if k not in wanted.state and not k.endswith(_IGNORED)]
+    if unknown:
+        more = f", and {len(unknown) - 1} more such" if len(unknown) > 1 else ""
+        raise UsageError(
+            f"there is a value for '{unknown[0]}', which is not state of this step{more}",
+            hint_of_state(unknown[0], files, wanted),
+        )
+    return given, Progress(wanted.fingerprint, 0)
 
 
-def wanted_of(step: StepFile) -> Wanted:
-    """What a checkpoint of a step must be of."""
-    return Wanted(step.fingerprint, {slot.name: slot for slot in step.state}, step.knobs)
+def hint_of_state(name: str, files: Iterable[StepFile], wanted: Wanted) -> str:
+    """What to do about a name that is not state."""
+    if any(file.has_constant(name) for file in files):
+        return "it is a constant of the graph: capture with --frozen inputs, and it can change"
+    near = get_close_matches(name, wanted.state, 3)
+    return f"near matches: {', '.join(near)}" if near else f"state: {_some(list(wanted.state))}"
 
 
 def initial_state(
-    step: StepFile, weights: Mapping[str, Any] | None, init: Init, seed: int
+    step: StepFile, given: Mapping[str, Any], init: Init, seed: int
 ) -> tuple[dict[str, Array], tuple[str, ...]]:
     """A value for every input that lives from step to step, to be read only (those of the file are
     not copied), and what is to be said of them.
 
     Args:
         step: the step.
-        weights: values by name, before all others.
+        given: values by name, before all others.
         init: ``random`` for parameters without a value.
         seed: of random values.
 
     Raises:
-        UsageError: a parameter has no value; a value fits no input, or not its type and shape; or
+        UsageError: a parameter has no value; a value has not the type and shape of its input; or
             ``init`` is something else.
     """
-    given = _known(step, weights or {})
     if init not in (None, RANDOM):
         raise UsageError(
             f"init is {init!s:.40}: expected '{RANDOM}'",
@@ -125,7 +130,7 @@ def initial_state(
 
 
 def fitting(slot: Slot, value: Any) -> Array:
-    """A copy of a value as the input wants it.
+    """A value as the input wants it, not to be changed.
 
     Raises:
         UsageError: it has another type or shape.
@@ -140,29 +145,7 @@ def fitting(slot: Slot, value: Any) -> Array:
     if array.shape != shape or array.dtype != slot.dtype:
         given = f"{array.dtype}{list(array.shape)}"
         raise UsageError(f"the value of '{slot.name}' is {given}, the step wants {slot.words}")
-    return np.array(array)
-
-
-def is_ignored(name: str) -> bool:
-    """Whether a value of PyTorch's is of no use to any graph."""
-    return name.endswith(_IGNORED)
-
-
-def _known(step: StepFile, weights: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Refuse values for what is not state."""
-    names = [slot.name for slot in step.state]
-    found = {k: v for k, v in weights.items() if k in names or not is_ignored(k)}
-    unknown = [name for name in found if name not in names]
-    if not unknown:
-        return found
-    if step.has_constant(unknown[0]):
-        raise step.no_state(unknown[0])
-    near = get_close_matches(unknown[0], names, 3)
-    more = f", and {len(unknown) - 1} more such" if len(unknown) > 1 else ""
-    raise UsageError(
-        f"there is a value for '{unknown[0]}', which is not state of this step{more}",
-        f"near matches: {', '.join(near)}" if near else f"state: {_some(names)}",
-    )
+    return array
 
 
 def _random(slot: Slot, seed: int) -> Array:

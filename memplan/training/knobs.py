@@ -32,15 +32,11 @@ class Knobs:
     def __init__(self, slots: Sequence[Slot], values: Mapping[str, float]) -> None:
         self._slots = {slot.name: slot for slot in slots}
         self._values: dict[str, Rate] = {}
-        self.rate = self._rate_input()
-        self.adopt(values)
-
-    def _rate_input(self) -> str | None:
+        words = {name: name.lower().replace("/", ".").split(".")[-1] for name in self._slots}
+        rates = [name for name, word in words.items() if word in _RATES]
+        self.rate = next(iter(rates or (self._slots if len(self._slots) == 1 else ())), None)
         """The input that is the learning rate."""
-        for name in self._slots:
-            if name.lower().replace("/", ".").split(".")[-1] in _RATES:
-                return name
-        return next(iter(self._slots)) if len(self._slots) == 1 else None
+        self.adopt(values)
 
     @property
     def rate_value(self) -> Rate | None:

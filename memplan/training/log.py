@@ -135,12 +135,12 @@ class TrainingLog:
         Raises:
             UsageError: the system refuses.
         """
-        values = {name: getattr(report, name) for name in _FIELDS}
-        values |= {name: report.metrics.get(name) for name in self._metrics}
+        values = [getattr(report, name) for name in _FIELDS]
+        values += [report.metrics.get(name) for name in self._metrics]
         if self._csv:
-            row = _row(["" if v is None else repr(v) for v in values.values()])
+            row = _row(["" if value is None else repr(value) for value in values])
         else:
-            row = json.dumps(values) + "\n"
+            row = json.dumps(dict(zip(self._fields, values, strict=True))) + "\n"
         stream = self.begin()
         try:
             stream.write(row)

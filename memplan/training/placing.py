@@ -73,23 +73,24 @@ def place(
         return Placing(model, {}, pairs, dict.fromkeys(pairs, why))
     reasons = unsafe_pairs(_loaded(model, request, folder), pairs)
     safe = {output: given for output, given in pairs.items() if output not in reasons}
-    if not guarded or loss is None or not safe or request.provider != "cpu":
-        return _placed(model, pairs, reasons, keeps=not safe)
-    model = _with_loss_early(model, loss, pairs, safe, reasons, request)
-    guard = with_guard(model, loss, safe, bytes_between(model, pairs, reasons, request))
-    if guard is None:
-        return _placed(model, pairs, reasons | dict.fromkeys(safe, UNGUARDED), keeps=True)
-    if not guard.covered:
-        return _placed(model, pairs, reasons | dict.fromkeys(safe, EARLY), keeps=True)
-    # Asked once more, of the graph with the guard in it.
-    held = _loaded(guard.model, request, folder)
-    early = _made_before(held, guard.output)
-    reasons |= {o: EARLY for o in safe if o not in guard.covered or o in early}
-    safe = {output: given for output, given in pairs.items() if output not in reasons}
-    reasons |= unsafe_pairs(held, safe)
-    if all(output in reasons for output in pairs):
-        return _placed(model, pairs, reasons, keeps=True)
-    return _placed(guard.model, pairs, reasons, keeps=True, guard=guard.node)
+    guard = ""
+    if guarded and loss is not None and safe and request.provider == "cpu":
+        model = _with_loss_early(model, loss, pairs, safe, reasons, request)
+        found = with_guard(model, loss, safe, bytes_between(model, pairs, reasons, request))
+        if found is None:
+            reasons |= dict.fromkeys(safe, UNGUARDED)
+        else:
+            # Asked once more, of the graph with the guard in it.
+            held = _loaded(found.model, request, folder)
+            early = _made_before(held, found.output)
+            reasons |= {o: EARLY for o in safe if o not in found.covered or o in early}
+            reasons |= unsafe_pairs(held, {o: i for o, i in safe.items() if o not in reasons})
+            if not pairs.keys() <= reasons.keys():
+                model, guard = found.model, found.node
+    own = {output: given for output, given in pairs.items() if output not in reasons}
+    second = {output: given for output, given in pairs.items() if output in reasons}
+    reasons = {output: reasons[output] for output in second}
+    return Placing(model, own, second, reasons, guard, keeps=bool(guard) or not own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,25 +140,6 @@ def _with_loss_early(
     except MemplanError:
         return model
     return moved if after.dynamic_bytes <= before.dynamic_bytes else model
-
-
-def _placed(
-    model: onnx.ModelProto,
-    pairs: Mapping[str, str],
-    reasons: Mapping[str, str],
-    *,
-    keeps: bool,
-    guard: str = "",
-) -> Placing:
-    ordered = {output: reasons[output] for output in pairs if output in reasons}
-    return Placing(
-        model,
-        {output: given for output, given in pairs.items() if output not in reasons},
-        {output: given for output, given in pairs.items() if output in reasons},
-        ordered,
-        guard,
-        keeps,
-    )
 
 
 def _made_before(held: onnx.ModelProto, check: str) -> set[str]:

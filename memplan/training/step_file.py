@@ -1,5 +1,5 @@
 """A step as a trainer takes it: its contract, its inputs with their defaults, and the model that a
-session loads, from which the defaults of inputs are gone: they would be in memory twice."""
+session loads, in which inputs have none: they would be in memory twice."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from memplan.errors import ModelError, UsageError
 from memplan.ir.contract import Contract
 from memplan.ir.doubts import sound_contract
 from memplan.ir.roles import FOUND_INF, LOSS_SCALE, STATE, Role
-from memplan.proto.edit import copied
+from memplan.proto.edit import copied, drop_named
 from memplan.proto.external import files_of_weights
 from memplan.proto.metadata import get_metadata, planned_for
 from memplan.proto.nodes import reads_of
@@ -73,12 +72,11 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class StepFile:
-    """A step that was read. ``model``: without defaults of inputs; ``whole``: with them;
+    """A step that was read. ``model``: without defaults of inputs, which are in ``slots``;
     ``folder``: where external data lies; ``files``: the model's own, and those of its weights."""
 
     path: Path
     model: onnx.ModelProto
-    whole: onnx.ModelProto
     folder: Path | None
     contract: Contract
     slots: Mapping[str, Slot]
@@ -107,18 +105,17 @@ class StepFile:
 
     def without_values(self) -> StepFile:
         """The same without first values of state, which would be in memory beside the state."""
-        lean = copied(self.model)
-        names = {slot.name for slot in self.state}
-        lean.graph.initializer.extend(
-            tensor
-            for tensor in self.whole.graph.initializer
-            if tensor.name in self.slots and tensor.name not in names
-        )
         slots = {
-            name: replace(slot, default=None) if name in names else slot
+            name: replace(slot, default=None) if slot.role in STATE else slot
             for name, slot in self.slots.items()
         }
-        return replace(self, whole=lean, slots=slots)
+        return replace(self, slots=slots)
+
+    def changed(self, model: onnx.ModelProto, contract: Contract) -> StepFile:
+        """The same file with another graph, of which inputs that are new have no value."""
+        values = {name: slot.default for name, slot in self.slots.items()}
+        slots = _slots(model, contract, self.dims, values)
+        return replace(self, model=model, contract=contract, slots=slots)
 
     @property
     def scales_loss(self) -> bool:
@@ -147,18 +144,10 @@ class StepFile:
         """Whether a constant of the graph has this name."""
         return any(tensor.name == name for tensor in self.model.graph.initializer)
 
-    def no_state(self, name: str) -> UsageError:
-        """The error that a name is not state of this step."""
-        near = get_close_matches(name, [slot.name for slot in self.state], 3)
-        hint = f"near matches: {', '.join(near)}" if near else "print(trainer) says what it is of"
-        if self.has_constant(name):
-            hint = "it is a constant of the graph: capture with --frozen inputs, and it can change"
-        return UsageError(f"'{name}' is not state of this step", hint)
-
     @property
     def tells_skipping(self) -> bool:
         """Whether an output says that the step was skipped, as a gradient was not finite."""
-        found = next((v for v in self.whole.graph.output if v.name == FOUND_INF), None)
+        found = next((v for v in self.model.graph.output if v.name == FOUND_INF), None)
         if found is None or self.contract.roles.get(FOUND_INF) is not Role.OUTPUT:
             return False
         tensor = found.type.tensor_type
@@ -180,7 +169,7 @@ class StepFile:
         """Whether anything reads ``name`` but the node that makes ``output``."""
         return any(
             name in reads_of(node) and (output is None or output not in node.output)
-            for node in self.whole.graph.node
+            for node in self.model.graph.node
         )
 
 
@@ -199,22 +188,25 @@ def read_step(
         UsageError: ``dims`` or ``state`` do not fit; two outputs are the next value of one input.
     """
     with as_file(model) as path:
-        whole = read_model(path)
-        metadata = get_metadata(whole)
+        read = read_model(path)
+        metadata = get_metadata(read)
         planned_for(metadata)
-        found = _dims(whole, metadata, dims or {})
-        contract = _contract(whole, shown_path(model), path, found, state or {})
+        found = _dims(read, metadata, dims or {})
+        shown, graph = shown_path(model), opened_step(read, path, found)
+        contract = sound_contract(shown, graph.graph, graph.phases, metadata, state or {})
         in_memory = isinstance(model, onnx.ModelProto)
-        folder = None if in_memory else path.parent
-        slots = _slots(whole, contract, found, path.parent)
-        files = () if in_memory else (path, *files_of_weights(whole, path))
-    stripped = copied(whole)
-    kept = [tensor for tensor in stripped.graph.initializer if tensor.name not in slots]
-    del stripped.graph.initializer[:]
-    stripped.graph.initializer.extend(kept)
-    stripped = copied(stripped)  # what is deleted from a message stays in its memory
-    shown = shown_path(model)
-    return StepFile(shown, stripped, whole, folder, contract, slots, found, metadata, files)
+        inputs = {value.name for value in read.graph.input}
+        values = {
+            tensor.name: initial_array(tensor, path.parent)
+            for tensor in read.graph.initializer
+            if tensor.name in inputs
+        }
+        slots = _slots(read, contract, found, values)
+        files = () if in_memory else (path, *files_of_weights(read, path))
+    drop_named(read.graph.initializer, values)
+    lean = copied(read)  # what is deleted from a message stays in its memory
+    folder = None if in_memory else path.parent
+    return StepFile(shown, lean, folder, contract, slots, found, metadata, files)
 
 
 def _dims(
@@ -237,17 +229,6 @@ def _dims(
     return {k: v for k, v in {**found, **given}.items() if k in names}
 
 
-def _contract(
-    model: onnx.ModelProto,
-    shown: Path,
-    path: Path,
-    dims: Mapping[str, int],
-    state: Mapping[str, str],
-) -> Contract:
-    graph = opened_step(model, path, dims)
-    return sound_contract(shown, graph.graph, graph.phases, get_metadata(model), state)
-
-
 def opened_step(model: onnx.ModelProto, path: Path, dims: Mapping[str, int]) -> OpenModel:
     """The graph and phases of a step, with small sizes for dimensions that ``dims`` leave open.
 
@@ -259,9 +240,12 @@ def opened_step(model: onnx.ModelProto, path: Path, dims: Mapping[str, int]) -> 
 
 
 def _slots(
-    model: onnx.ModelProto, contract: Contract, dims: Mapping[str, int], folder: Path
+    model: onnx.ModelProto,
+    contract: Contract,
+    dims: Mapping[str, int],
+    values: Mapping[str, Array | None],
 ) -> dict[str, Slot]:
-    defaults = {tensor.name: tensor for tensor in model.graph.initializer}
+    """The inputs of a graph, with the ``values`` that some have by default."""
     slots = {}
     for value in model.graph.input:
         tensor = value.type.tensor_type
@@ -269,14 +253,13 @@ def _slots(
             raise ModelError(
                 f"input '{value.name}' is not a tensor of numbers", "a step takes numbers"
             )
-        default = defaults.get(value.name)
         slots[value.name] = Slot(
             value.name,
             contract.roles.get(value.name, Role.BATCH),
             tensor.elem_type,
-            numpy_type(tensor.elem_type),
+            _numpy_type(tensor.elem_type),
             tuple(_size(dim, dims) for dim in tensor.shape.dim),
-            None if default is None else initial_array(default, folder),
+            values.get(value.name),
         )
     return slots
 
@@ -287,7 +270,7 @@ def _size(dim: onnx.TensorShapeProto.Dimension, dims: Mapping[str, int]) -> int 
     return dims.get(dim.dim_param, dim.dim_param or "?")
 
 
-def numpy_type(element: int) -> np.dtype[Any]:
+def _numpy_type(element: int) -> np.dtype[Any]:
     """The type of arrays of an ONNX element type.
 
     Raises:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from memplan.errors import TrainingError
 from memplan.units import counted, format_bytes
 
 if TYPE_CHECKING:
@@ -46,30 +45,6 @@ class Binding:
     nbytes: int
     in_place: bool
     reason: str = ""
-
-
-def not_a_number(step: int, what: str, *, kept: bool) -> TrainingError:
-    """The error of a step whose loss is ``what``; ``kept``: the state is as before."""
-    begin = f"the loss of step {step} is {what}"
-    if kept:
-        return TrainingError(
-            f"{begin}; the state is as it was before this step",
-            "look at the batch, or go on with a smaller learning rate",
-        )
-    return TrainingError(
-        f"{begin}; its update is in the state, as guard=False was asked for",
-        "load a checkpoint: resume(path)",
-    )
-
-
-def among_batch(values: Mapping[str, Array], names: Sequence[str]) -> str:
-    """The inputs of a batch that a node reads which failed, and what they hold."""
-    found = [
-        f"'{name}' of the data holds {values[name].min()} to {values[name].max()}"
-        for name in names
-        if name in values and values[name].dtype.kind in "iu" and values[name].size
-    ]
-    return " and ".join(found)
 
 
 def description(trainer: Trainer) -> str:

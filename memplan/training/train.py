@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +16,10 @@ from memplan.processes.locks import kept
 from memplan.proto.paths import as_path
 from memplan.proto.write import check_output, followed, keep_apart
 from memplan.runtime.resident_set import GrowthMeter, ProcessGrowth
-from memplan.training.batches import Batches, load_data
+from memplan.training.batches import SYNTHETIC, Batches, load_data, synthetic_batches
 from memplan.training.forward_file import check_forward
 from memplan.training.log import TrainingLog, check_log
 from memplan.training.step_file import read_step
-from memplan.training.synthetic import BATCHES, synthetic_batches
 from memplan.training.telling import Binding, StepReport
 from memplan.training.trainer import Trainer
 
@@ -201,7 +200,11 @@ def run(
     file = as_path(path)
     _check(file, options, force)
     meter = GrowthMeter()
-    with _files_kept(options), closing(_trainer(file, options, dims, begin)) as trainer:
+    with ExitStack() as stack:
+        for target in (options.checkpoint, options.log):  # which other runs are refused
+            if target is not None:
+                stack.enter_context(kept(followed(target)))
+        trainer = stack.enter_context(closing(_trainer(file, options, dims, begin)))
         meter.loaded()
         resumed = trainer.steps
         batches, told = _batches(trainer, options)
@@ -209,8 +212,8 @@ def run(
         if options.log is not None:
             goes_on = resumed if options.resume else None
             log = TrainingLog(options.log, goes_on, force=force, metrics=trainer.file.metrics)
-        with closing(log) if log is not None else nullcontext():
-            reports, problems = _steps(trainer, batches, options, log, progress)
+            stack.callback(log.close)
+        reports, problems = _steps(trainer, batches, options, log, progress)
         grown = meter.growth()
         stopped = trainer.steps < options.steps
         predicted = trainer.predicted()
@@ -262,20 +265,6 @@ def _check(path: Path, options: TrainOptions, force: bool) -> None:
         check_log(options.log, replaced=force or options.resume)
 
 
-@contextmanager
-def _files_kept(options: TrainOptions) -> Iterator[None]:
-    """Keep checkpoint and log from other runs.
-
-    Raises:
-        UsageError: another run has one of them.
-    """
-    with ExitStack() as stack:
-        for path in (options.checkpoint, options.log):
-            if path is not None:
-                stack.enter_context(kept(followed(path)))
-        yield
-
-
 def _trainer(
     path: Path,
     options: TrainOptions,
@@ -288,11 +277,12 @@ def _trainer(
         check_forward(options.forward, step.named(*SHARED))
     if begin is not None:
         begin(step.state_bytes)
+    goes_on = options.resume and options.checkpoint is not None and options.checkpoint.exists()
     return Trainer(
         step,
         weights=options.weights_file,
         init=options.init,
-        resume=options.checkpoint if _goes_on(options) else None,
+        resume=options.checkpoint if goes_on else None,
         lr=options.lr,
         hyperparameters=_numbers(options.hyper),
         provider=None if options.provider == "auto" else options.provider,
@@ -315,28 +305,18 @@ def _numbers(values: Sequence[str]) -> dict[str, float]:
     return found
 
 
-def _goes_on(options: TrainOptions) -> bool:
-    """Whether there is a checkpoint to go on from."""
-    return options.resume and options.checkpoint is not None and options.checkpoint.exists()
-
-
 def _batches(trainer: Trainer, options: TrainOptions) -> tuple[Batches, str]:
     """Where batches come from, and what to say of it."""
-    if options.data is not None:
-        found = Batches(
-            trainer.batch_slots,
-            load_data(options.data, trainer.batch_slots, options.ready_batches),
-            shuffle=options.shuffle,
-            seed=options.seed,
-            ready_batches=options.ready_batches,
-        )
-        samples = "" if found.samples is None else f"{found.samples:,} samples, "
-        return found, f"{options.data}: {samples}{found.count:,} batches per epoch"
-    arrays = synthetic_batches(trainer.file, options.seed)
-    found = Batches(
-        trainer.batch_slots, arrays, shuffle=False, seed=options.seed, ready_batches=True
-    )
-    return found, f"SYNTHETIC: {BATCHES} batches of random numbers, over and over (no --data)"
+    slots, seed = trainer.batch_slots, options.seed
+    if options.data is None:
+        arrays = synthetic_batches(trainer.file, seed)
+        found = Batches(slots, arrays, shuffle=False, seed=seed, ready_batches=True)
+        return found, f"SYNTHETIC: {SYNTHETIC} batches of random numbers, over and over (no --data)"
+    ready = options.ready_batches
+    arrays = load_data(options.data, slots, ready)
+    found = Batches(slots, arrays, shuffle=options.shuffle, seed=seed, ready_batches=ready)
+    samples = "" if found.samples is None else f"{found.samples:,} samples, "
+    return found, f"{options.data}: {samples}{found.count:,} batches per epoch"
 
 
 def _steps(
@@ -356,7 +336,9 @@ def _steps(
             if log is not None:
                 log.write(report)
             keeper.after(report.step)
-            if progress is not None and not progress(report, options.steps, _peak(trainer)):
+            predicted = None if progress is None else trainer.predicted()
+            peak = None if predicted is None else predicted.peak_bytes
+            if progress is not None and not progress(report, options.steps, peak):
                 break
     except BaseException as error:
         keeper.at_failure(error)
@@ -415,8 +397,3 @@ class _Keeper:
     def _save(self, path: Path) -> None:
         self.trainer.save(path)
         self.saved = self.trainer.steps
-
-
-def _peak(trainer: Trainer) -> int | None:
-    predicted = trainer.predicted()
-    return None if predicted is None else predicted.peak_bytes

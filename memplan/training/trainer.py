@@ -22,29 +22,21 @@ from memplan.proto.model_checks import require_device
 from memplan.runtime.installed import require_runtime
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.room import require_room
-from memplan.training.batches import Batch, Batches, batches_of, checked_batch
+from memplan.training.batches import Batch, Batches, checked_batch, load_data
 from memplan.training.checkpoint import Progress, Wanted
-from memplan.training.initial import Init, first_values, wanted_of
-from memplan.training.kept import Kept, require_names
+from memplan.training.initial import Begin, Init, first_state, initial_state
 from memplan.training.knobs import Knobs, Rate
 from memplan.training.placing import NO_GUARD, find_failed, place
 from memplan.training.predict import Predicted, predict
+from memplan.training.state import StepMemory, TrainingState, require_names
 from memplan.training.step_file import StepFile, read_step, require_update
-from memplan.training.step_memory import StepMemory
-from memplan.training.telling import (
-    Binding,
-    StepReport,
-    among_batch,
-    description,
-    not_a_number,
-)
+from memplan.training.telling import Binding, StepReport, description
 from memplan.training.trained_weights import Weights
 
 Array = npt.NDArray[Any]
-_ALONE = ""  # the one part of what is kept
 
 
-class Trainer(Kept[int]):
+class Trainer(TrainingState[int]):
     """Trains with a step: state stays in the session's memory; a batch goes in, the loss comes out.
 
         trainer = memplan.Trainer("step.onnx", lr=1e-3)
@@ -93,7 +85,7 @@ class Trainer(Kept[int]):
         weights: Weights | None = None,
         *,
         init: Init = None,
-        resume: PathLike[str] | str | None = None,
+        resume: PathLike[str] | str | Begin | None = None,
         lr: Rate | None = None,
         hyperparameters: Mapping[str, float] | None = None,
         state: Mapping[str, str] | None = None,
@@ -112,50 +104,41 @@ class Trainer(Kept[int]):
         require_update(step)
         require_runtime()
         require_room(step.state_bytes, "the weights and the optimizer state of the step")
-        first = first_values(step, weights, init, seed, resume)
-        self.file = step = step.without_values()
-        self.notes, about = (*step.contract.notes, *first.notes), first.about
-        self._pairs = dict(step.contract.new_values)
-        self.batch_slots = tuple(step.named(Role.BATCH))
-        self._knobs = Knobs(step.named(Role.HYPERPARAMETER), about.hyperparameters)
+        self.file = file = step.without_values()
+        slots = {slot.name: slot for slot in file.state}
+        self._keys = {"": {name: name for name in slots}}
+        self._wanted = Wanted(file.fingerprint, slots, file.knobs)
+        given, about = first_state([file], self._wanted, weights, resume)
+        values, notes = initial_state(step, given, init, seed)
+        del step, given, model
+        self.notes = (*file.contract.notes, *notes)
+        self._pairs = dict(file.contract.new_values)
+        self.batch_slots = tuple(file.named(Role.BATCH))
+        self._knobs = Knobs(file.named(Role.HYPERPARAMETER), about.hyperparameters)
         for name, value in (hyperparameters or {}).items():
             self.set(name, value)
         if lr is not None:
             self.lr = lr
         self._knobs.require_all()
-        session, planned = planned_for(step.metadata)
+        session, planned = planned_for(file.metadata)
+        provider = provider or planned
         self.request = RunRequest(
-            session=session,
-            provider=provider or planned,
-            dims=dict(step.dims),
-            seed=seed,
-            threads=threads,
-            spin=spin,
+            session, provider, file.dims, seed=seed, threads=threads, spin=spin
         )
-        self._skips = step.tells_skipping
-        require_device(step.model, self.request.provider)
-        told = (FOUND_INF,) if self._skips else ()
-        wanted = self._fetched([*told, *step.metrics, *outputs])
-        loss = step.contract.loss
-        self.placing = place(
-            step.model,
-            self._pairs,
-            loss,
-            self.request,
-            step.folder,
-            in_place=in_place,
-            guarded=guard,
-        )
-        if guard and not self.placing.keeps:
+        require_device(file.model, provider)
+        self._skips = file.tells_skipping
+        wanted = self._fetched(outputs)
+        given_to = (file.model, self._pairs, self.loss_name, self.request, file.folder)
+        self.placing = place(*given_to, in_place=in_place, guarded=guard)
+        if guard and self.loss_name is not None and not self.placing.keeps:
             self.notes += (NO_GUARD,)
-        self._open(first.values, wanted, measure, about.steps)
-        self._keys = {_ALONE: {slot.name: slot.name for slot in self.file.state}}
+        self._open(values, wanted, measure, about.steps)
         self.outputs: dict[str, Array] = {}
         self.metrics: dict[str, float] = {}
         self.seconds = 0.0
         self.loss_scale: float | None = None
         self.skipped = False
-        self._held: dict[str, bytes] = {}
+        self._sent: dict[str, bytes] = {}
         self._data: Batches | None = None
         self._data_state = self._place = about.data
         self._prediction: tuple[dict[str, int], Predicted] | None = None
@@ -174,20 +157,18 @@ class Trainer(Kept[int]):
             measured=measure,
         )
         self.memory = StepMemory(self.session, self.file, values, steps)
-        self._parts = {_ALONE: self.memory}
-        for slot in self.batch_slots:
-            if slot.default is not None:
-                self.session.set(slot.name, slot.default)
 
     def _fetched(self, outputs: Sequence[str]) -> list[str]:
         """The outputs that are fetched, the loss first."""
-        there = [value.name for value in self.file.model.graph.output]
+        file = self.file
+        there = [value.name for value in file.model.graph.output]
         for name in outputs:
             if name not in there or name in self._pairs:
                 what = "is state: see state_dict()" if name in self._pairs else "is not an output"
                 raise UsageError(f"outputs: '{name}' {what}", f"outputs: {', '.join(there[:5])}")
-        loss = self.file.contract.loss
-        return list(dict.fromkeys([*([loss] if loss else []), *outputs]))
+        loss = () if file.contract.loss is None else (file.contract.loss,)
+        told = (FOUND_INF,) if self._skips else ()
+        return list(dict.fromkeys([*loss, *told, *file.metrics, *outputs]))
 
     # --- What changes per step -----------------------------------------------------------------
 
@@ -227,21 +208,14 @@ class Trainer(Kept[int]):
         if self.memory.broken:
             raise UsageError(self.memory.broken, "load a checkpoint: resume(path)")
         given = {**require_names({} if batch is None else batch), **arrays}
-        knobs = self._knobs.taken_from(given, self.steps + 1, self.file.slots)
+        values = self._knobs.taken_from(given, self.steps + 1, self.file.slots)
+        values |= {s.name: s.default for s in self.batch_slots if s.default is not None}
         checked = checked_batch(self.batch_slots, given)
-        for name, value in checked.items():
-            self.session.set(name, value)
-        defaults = {
-            slot.name: slot.default
-            for slot in self.batch_slots
-            if slot.default is not None and slot.name not in checked
-        }
-        for name, value in {**knobs, **defaults}.items():
-            if self._held.get(name) != (bits := value.tobytes()):  # what is there is not sent again
+        for name, value in {**values, **checked}.items():
+            bits = b"" if name in checked else value.tobytes()
+            if not bits or self._sent.get(name) != bits:  # what is there is not sent again
                 self.session.set(name, value)
-                self._held[name] = bits
-        for name in checked:
-            self._held.pop(name, None)
+                self._sent[name] = bits
         self.memory.give_counters()
         if self.file.scales_loss:
             self.loss_scale = float(self.session.get(LOSS_SCALE).reshape(-1)[0])
@@ -263,7 +237,7 @@ class Trainer(Kept[int]):
             memory.broken = "a step failed while it wrote in place: the state is partly new"
             self._understand(error)
             raise
-        loss = self.file.contract.loss
+        loss = self.loss_name
         value = math.nan if loss is None else float(found[loss].reshape(-1)[0])
         if loss is not None and not math.isfinite(value):
             wrong = self._not_a_number(str(value))
@@ -291,13 +265,26 @@ class Trainer(Kept[int]):
                 )
         if not self.placing.in_place or (failed is not None and failed.early):
             self.memory.broken = ""
-        batch = [slot.name for slot in self.batch_slots]
-        reads = [name for name in batch if failed is not None and name in failed.reads]
-        told = among_batch({name: self.session.get(name) for name in reads}, reads)
-        error.message = "; ".join(part for part in (error.message, told) if part)
+        reads = () if failed is None else failed.reads
+        held = {s.name: self.session.get(s.name) for s in self.batch_slots if s.name in reads}
+        told = [
+            f"'{name}' of the data holds {value.min()} to {value.max()}"
+            for name, value in held.items()
+            if value.dtype.kind in "iu" and value.size
+        ]
+        error.message = "; ".join(part for part in (error.message, " and ".join(told)) if part)
 
     def _not_a_number(self, what: str) -> TrainingError:
-        return not_a_number(self.steps + 1, what, kept=self.placing.keeps)
+        begin = f"the loss of step {self.steps + 1} is {what}"
+        if self.placing.keeps:
+            return TrainingError(
+                f"{begin}; the state is as it was before this step",
+                "look at the batch, or go on with a smaller learning rate",
+            )
+        return TrainingError(
+            f"{begin}; its update is in the state, as guard=False was asked for",
+            "load a checkpoint: resume(path)",
+        )
 
     def train(
         self,
@@ -324,14 +311,12 @@ class Trainer(Kept[int]):
             UsageError: the data does not fit.
             TrainingError, RuntimeUnavailableError: see :meth:`step`.
         """
-        source = batches_of(
-            self.batch_slots,
-            data,
-            size=batch,
-            shuffle=shuffle,
-            seed=seed,
-            ready_batches=ready_batches,
-        )
+        source: Iterable[Batch] | Mapping[str, Any]
+        slots = self.batch_slots
+        source = load_data(data, slots, ready_batches) if isinstance(data, str | PathLike) else data
+        if isinstance(source, Mapping):
+            how = {"shuffle": shuffle, "ready_batches": ready_batches}
+            source = Batches(slots, source, size=batch, seed=seed, **how)
         if isinstance(source, Batches):
             self._data = source
             if self._data_state is not None:
@@ -375,12 +360,8 @@ class Trainer(Kept[int]):
         return self._knobs.numbers
 
     @property
-    def _step_files(self) -> list[StepFile]:
-        return [self.file]
-
-    @property
-    def _wanted(self) -> Wanted:
-        return wanted_of(self.file)
+    def _trainers(self) -> dict[str, Trainer]:
+        return {"": self}
 
     def _progress(self) -> Progress:
         return Progress(self.file.fingerprint, self.steps, self.numbers, self._place)

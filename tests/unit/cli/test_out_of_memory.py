@@ -95,7 +95,7 @@ def test_random_parameters_are_drawn_without_a_copy_of_twice_their_size() -> Non
     step = read_step(a_step(weights=1 << 20))
     tracemalloc.start()
     try:
-        values, _ = initial_state(step, None, "random", 3)
+        values, _ = initial_state(step, {}, "random", 3)
         assert tracemalloc.get_traced_memory()[1] < 2 * values["w"].nbytes
     finally:
         tracemalloc.stop()
@@ -106,7 +106,7 @@ def test_random_parameters_are_those_of_one_draw() -> None:
     step = read_step(a_step(weights=1 << 19))  # two pieces
     bound = np.sqrt(6 / ((1 << 19) + 4))
     drawn = np.random.default_rng([3, zlib.crc32(b"w")]).uniform(-bound, bound, (1 << 19, 4))
-    values, _ = initial_state(step, None, "random", 3)
+    values, _ = initial_state(step, {}, "random", 3)
     np.testing.assert_array_equal(values["w"], drawn.astype(np.float32))
 
 

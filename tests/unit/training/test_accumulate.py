@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 
 def session(model: onnx.ModelProto) -> ort.InferenceSession:
-    options = session_options("tuned")
+    plain = any(item.key == "memplan.session" for item in model.metadata_props)
+    options = session_options("default" if plain else "tuned")
     options.intra_op_num_threads = 1
     return ort.InferenceSession(model.SerializeToString(), options)
 
@@ -69,9 +71,16 @@ def by_hand(
     return losses, state
 
 
-@pytest.mark.parametrize("family", ["mlp", "cnn", "gpt"])
-def test_sums_are_those_of_a_plain_loop_to_the_bit(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "plain"), [("mlp", False), ("cnn", False), ("gpt", False), ("cnn", True)]
+)
+def test_sums_are_those_of_a_plain_loop_to_the_bit(
+    family: str, plain: bool, tmp_path: Path
+) -> None:
+    """In a plain session all state, sums among it, has two buffers."""
     both = written(family, tmp_path)
+    for model in both if plain else ():
+        model.metadata_props.add(key="memplan.session", value='"default"')
     data = batches(both[0], 9)
     groups = [data[0:3], data[3:4], data[4:9]]
     trainer = AccumulatingTrainer(*both, threads=1)
@@ -80,6 +89,7 @@ def test_sums_are_those_of_a_plain_loop_to_the_bit(family: str, tmp_path: Path) 
     for name, value in trainer.state_dict().items():
         assert value.tobytes() == state[name].tobytes(), name
     assert trainer.steps == 3
+    assert bool(trainer.trainers[0].placing.second) == (plain or family == "cnn")
 
 
 def test_weights_and_sums_are_there_once_and_in_place(files: Files) -> None:
@@ -123,6 +133,43 @@ def test_a_loss_that_is_not_a_number_makes_no_update(files: Files) -> None:
         trainer.step([good, bad])
     assert all(value.tobytes() == before[n].tobytes() for n, value in trainer.state_dict().items())
     assert trainer.step([other]) == AccumulatingTrainer(*files, threads=1).step([other])
+
+
+@pytest.mark.parametrize("ends", ["a batch that is none", "ctrl-c", "the update"])
+def test_whatever_ends_a_step_the_next_sums_begin_at_nothing(ends: str, files: Files) -> None:
+    class Interrupted(UserDict[str, Any]):
+        def __iter__(self) -> Any:
+            raise KeyboardInterrupt
+
+    first, second = batches(files[0], 2)
+    trainer, other = (AccumulatingTrainer(*files, threads=1) for _ in range(2))
+    wrong: list[Any] = [first, {"ctrl-c": Interrupted(), "the update": second}.get(ends, {})]
+    with pytest.raises(KeyboardInterrupt if ends == "ctrl-c" else UsageError):
+        trainer.step(wrong, **({"lr": float("nan")} if ends == "the update" else {}))
+    assert trainer.step([second]) == other.step([second])
+    state = other.state_dict()
+    assert all(value.tobytes() == state[k].tobytes() for k, value in trainer.state_dict().items())
+
+
+def test_first_values_are_of_either_file_and_weights_may_lie_beside_it(
+    files: Files, tmp_path: Path
+) -> None:
+    for name, model in zip(("step", "update"), files, strict=True):
+        kept = onnx.ModelProto()
+        kept.CopyFrom(model)
+        location = f"{name}.data"
+        onnx.save_model(
+            kept, tmp_path / f"{name}.onnx", save_as_external_data=True, location=location
+        )
+    given = {"a.bias": np.ones(24, np.float32), "a.bias.exp_avg": np.full(24, 2, np.float32)}
+    beside = AccumulatingTrainer(tmp_path / "step.onnx", tmp_path / "update.onnx", given, threads=1)
+    inside = AccumulatingTrainer(*files, given, threads=1)
+    assert {name: value[0] for name, value in inside.state_dict().items() if name in given} == {
+        "a.bias": 1,
+        "a.bias.exp_avg": 2,
+    }
+    batch = batches(files[0], 1)
+    assert beside.step(batch) == inside.step(batch)
 
 
 def test_what_does_not_belong_together_is_refused(files: Files) -> None:

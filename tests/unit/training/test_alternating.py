@@ -94,7 +94,7 @@ def test_rates_and_sizes_are_of_one_step_or_of_all(steps: Any) -> None:
         ({"lr": {"h": 1.0}}, "unknown step 'h'"),
         ({"dims": {"length": 4}}, "no step has a dimension 'length'"),
         ({"init": "zeros"}, "init is zeros: expected 'random'"),
-        ({"weights": {"none": np.zeros(1)}}, "'none' is not state"),
+        ({"weights": {"none": np.zeros(1)}}, "'none', which is not state"),
     ]
     for options, says in wrong:
         with pytest.raises(UsageError, match=says):
@@ -162,5 +162,7 @@ def test_checkpoints_go_on_to_the_bit_and_belong_to_their_steps(steps: Any, tmp_
     second = memplan.AlternatingTrainer(steps, resume=tmp_path / "run.npz", threads=1)
     assert (second.steps, second["d"].lr) == ({"d": 3, "g": 2}, 0.5)
     assert [in_turns(second, b) for b in BATCHES[3:]] == [in_turns(trainer, b) for b in BATCHES[3:]]
+    slower = memplan.AlternatingTrainer(steps, resume=tmp_path / "run.npz", lr={"d": 0.25})
+    assert (slower.steps, slower["d"].lr) == ({"d": 3, "g": 2}, 0.25)
     with pytest.raises(UsageError, match="a checkpoint of another model"):
         memplan.AlternatingTrainer({"e": steps["d"], "g": steps["g"]}).resume(tmp_path / "run.npz")

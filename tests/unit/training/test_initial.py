@@ -13,7 +13,8 @@ import pytest
 from helpers.graphs import parse
 from memplan.errors import MemplanError, UsageError
 from memplan.ir.roles import Role
-from memplan.training.initial import initial_state
+from memplan.training.checkpoint import Wanted
+from memplan.training.initial import first_state, initial_state
 from memplan.training.step_file import StepFile, read_step, require_update
 from memplan.training.trained_weights import read_weights
 
@@ -63,13 +64,13 @@ def test_roles_are_found_without_metadata() -> None:
 
 def test_parameters_must_have_a_value() -> None:
     with pytest.raises(UsageError, match="2 parameters without a value: 'w', 'b'"):
-        initial_state(read(), None, None, 0)
+        initial_state(read(), {}, None, 0)
     with pytest.raises(UsageError, match="1 parameter without a value: 'b'"):
         initial_state(read(), {"w": np.zeros((4, 2), np.float32)}, None, 0)
 
 
 def test_other_state_starts_by_rule_and_it_is_told() -> None:
-    values, notes = initial_state(read(), None, "random", 0)
+    values, notes = initial_state(read(), {}, "random", 0)
     assert not values["w.exp_avg"].any()
     assert (values["running_var"] == 1).all()
     assert (values["mean"] == 0).all()
@@ -86,13 +87,13 @@ def test_other_state_starts_by_rule_and_it_is_told() -> None:
 def test_a_step_counter_starts_at_1_where_it_is_the_number_of_the_step(
     counter: str, first: int
 ) -> None:
-    values, _ = initial_state(read(counter), None, "random", 0)
+    values, _ = initial_state(read(counter), {}, "random", 0)
     assert values["step"] == first
     assert values["step"].dtype == np.int64
 
 
 def test_random_values_are_those_of_the_seed_and_the_name() -> None:
-    first, second, third = (initial_state(read(), None, "random", seed)[0] for seed in (0, 0, 1))
+    first, second, third = (initial_state(read(), {}, "random", seed)[0] for seed in (0, 0, 1))
     assert (first["w"] == second["w"]).all()
     assert (first["w"] != third["w"]).any()
     assert np.abs(first["w"]).max() <= 1  # sqrt(6 / (4 + 2))
@@ -101,7 +102,7 @@ def test_random_values_are_those_of_the_seed_and_the_name() -> None:
 @pytest.mark.parametrize("init", ["zeros", "w*=1", {"w*": 1.0}])
 def test_no_rule_but_random_fills_anything(init: Any) -> None:
     with pytest.raises(UsageError, match=r"init is .*: expected 'random'") as caught:
-        initial_state(read(), None, init, 0)
+        initial_state(read(), {}, init, 0)
     assert "weights={NAME: array}, or --weights-file FILE" in caught.value.hint
 
 
@@ -110,17 +111,21 @@ def test_given_values_come_first_and_must_fit() -> None:
     values, _ = initial_state(read(), {**given, "step": np.int64(5)}, "random", 0)
     assert values["step"] == 5
     assert (values["w"] == 1).all()
-    with pytest.raises(UsageError, match="there is a value for 'ww', which is not state"):
-        initial_state(read(), {"ww": given["w"]}, "random", 0)
     with pytest.raises(UsageError, match=r"'w' is float32\[2, 2\], the step wants float32\[4, 2\]"):
         initial_state(read(), {"w": np.ones((2, 2), np.float32)}, "random", 0)
     with pytest.raises(UsageError, match="'w' is float64"):
         initial_state(read(), {"w": np.ones((4, 2))}, "random", 0)
 
 
-def test_what_pytorch_counts_and_no_graph_reads_is_passed_over() -> None:
-    given = {"bn.num_batches_tracked": np.int64(3)}
-    assert initial_state(read(), given, "random", 0)
+def test_a_value_of_no_state_is_refused_unless_only_pytorch_reads_it() -> None:
+    step = read()
+    wanted = Wanted(step.fingerprint, {slot.name: slot for slot in step.state})
+    with pytest.raises(
+        UsageError, match=r"a value for 'ww', which is not state .*, and 1 more such"
+    ) as caught:
+        first_state([step], wanted, {"ww": 1, "bb": 2, "bn.num_batches_tracked": 3}, None)
+    assert caught.value.hint == "near matches: w"
+    assert first_state([step], wanted, {"bn.num_batches_tracked": 3}, None)
 
 
 def test_a_step_that_renews_nothing_is_refused() -> None:

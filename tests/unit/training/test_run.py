@@ -23,7 +23,7 @@ from memplan.errors import (
     TrainingError,
     UsageError,
 )
-from memplan.training import finite
+from memplan.training import checkpoint
 from memplan.training.train import TrainOptions, run
 
 pytestmark = pytest.mark.ort
@@ -220,7 +220,7 @@ def test_a_checkpoint_that_cannot_be_read_just_now_is_not_written_over(
     def fails(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(finite, "load_arrays", fails)
+    monkeypatch.setattr(checkpoint, "load_arrays", fails)
     with pytest.raises(UsageError, match=r"c\.npz cannot be read: Input/output error"):
         trainer.save("c.npz")
     assert Path("c.npz").read_bytes() == before

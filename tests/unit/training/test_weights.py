@@ -6,6 +6,7 @@ import os
 import tracemalloc
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,8 +15,10 @@ from onnx import TensorProto, numpy_helper
 
 from helpers.graphs import parse
 from memplan.errors import UsageError
-from memplan.training.initial import first_values
+from memplan.training.checkpoint import Wanted
+from memplan.training.initial import first_state, initial_state
 from memplan.training.step_file import StepFile, read_step
+from memplan.training.trained_weights import Weights
 
 W = np.arange(8, dtype=np.float32)
 
@@ -37,12 +40,18 @@ def step() -> StepFile:
     return read_step(a_step())
 
 
+def first_values(step: StepFile, weights: Weights | None) -> dict[str, Any]:
+    wanted = Wanted(step.fingerprint, {slot.name: slot for slot in step.state})
+    given, _ = first_state([step], wanted, weights, None)
+    return initial_state(step, given, None, 0)[0]
+
+
 def test_of_a_training_step_as_weights_its_state_is_taken(step: StepFile, tmp_path: Path) -> None:
     other = a_step()
     other.graph.initializer[1].CopyFrom(numpy_helper.from_array(W * 3, "w"))
     onnx.save(other, tmp_path / "trained.onnx")
-    found = first_values(step, tmp_path / "trained.onnx", None, 0, None)
-    assert (found.values["w"] == W * 3).all()
+    found = first_values(step, tmp_path / "trained.onnx")
+    assert (found["w"] == W * 3).all()
 
 
 @pytest.mark.parametrize("name", ["w", "unrelated"])
@@ -54,7 +63,7 @@ def test_a_bomb_of_weights_is_told_by_its_header(name: str, step: StepFile, tmp_
     tracemalloc.start()
     try:
         with pytest.raises(UsageError, match=r"the step wants|which is not state"):
-            first_values(step, path, None, 0, None)
+            first_values(step, path)
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
@@ -65,11 +74,11 @@ def test_an_array_that_its_packed_bytes_cannot_come_to(step: StepFile, tmp_path:
     np.savez(path, w=W)
     path.write_bytes(path.read_bytes().replace(b"(8,)", b"(9,)"))
     with pytest.raises(UsageError, match=r"a\.npz cannot be read as weights"):
-        first_values(step, path, None, 0, None)
+        first_values(step, path)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive, archive.open("w.npy", "w") as to:
         np.lib.format.write_array(to, W)
     with pytest.raises(UsageError, match="packed by a method that numpy does not write"):
-        first_values(step, path, None, 0, None)
+        first_values(step, path)
 
 
 def linked(folder: Path) -> Path:
@@ -91,5 +100,5 @@ def linked(folder: Path) -> Path:
 def test_hard_linked_weights_are_the_users_files(step: StepFile, tmp_path: Path) -> None:
     """As of ``cp -al``: rewrite and grad read them, so do run and --weights-file."""
     path = linked(tmp_path)
-    assert (first_values(read_step(path), None, None, 0, None).values["w"] == W).all()
-    assert (first_values(step, path, None, 0, None).values["w"] == W).all()
+    assert (first_values(read_step(path), None)["w"] == W).all()
+    assert (first_values(step, path)["w"] == W).all()

@@ -39,12 +39,14 @@ class GradientSink:
     """What becomes of the gradients of one graph: outputs ``<x>_grad``. Optimizers make updates of
     them (:class:`memplan.autodiff.optimizers.updates.Updates`).
 
-    ``gradients`` maps the outputs that are gradients to what they are the gradient of; ``taken``
-    each x to the tensor that is its gradient, whatever became of that.
+    ``gradients`` maps the outputs that are gradients to what they are the gradient of,
+    ``new_values`` outputs to the inputs whose next value they are; ``taken`` each x to the tensor
+    that is its gradient, whatever became of that. All are complete when the graph is.
     """
 
     def __init__(self) -> None:
         self.gradients: dict[str, str] = {}
+        self.new_values: dict[str, str] = {}
         self.taken: dict[str, str] = {}
 
     def seed(self, emitter: Emitter, y: Value) -> Value:

@@ -43,6 +43,11 @@ class Statistics:
     renewed: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    @property
+    def new_values(self) -> dict[str, str]:
+        """Graph output → the statistic whose next value it is."""
+        return {new: old for old, new in self.renewed.items()}
+
 
 def trains(node: onnx.NodeProto) -> bool:
     """Whether a BatchNormalization is in training mode: stated since opset 14, before that by

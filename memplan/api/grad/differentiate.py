@@ -4,39 +4,35 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
 
 from memplan.api.grad.check_outcome import SKIPPED
 from memplan.api.grad.gradient_check import checked
-from memplan.api.grad.notes import (
-    notes_on_holding,
-    notes_on_kinds,
-    notes_on_logits,
-    notes_on_sharing,
-)
-from memplan.api.grad.step_contract import state_contract, update_contract
+from memplan.api.grad.notes import notes_of
+from memplan.api.grad.step_contract import contract_of, state_contract
 from memplan.api.grad.training_graph import GONE, GradOptions, TrainingGraph, UpdateFile
 from memplan.api.rewrite_options import refuses
 from memplan.api.source import Model, as_file, shown_path
 from memplan.autodiff.backward import GradientSink, Request, Seed, build_gradients
 from memplan.autodiff.counter_dropouts import from_counter, parse_dropout
 from memplan.autodiff.finished_graph import finished
-from memplan.autodiff.forward.annotate import flat_checked, require_differentiable
+from memplan.autodiff.forward.annotate import flat_checked
 from memplan.autodiff.forward.expand import emitter_for
 from memplan.autodiff.forward.foreign import opened
-from memplan.autodiff.optimizers.optimizer import Member, Optimizer
-from memplan.autodiff.optimizers.own_graph import build_update
+from memplan.autodiff.optimizers.optimizer import Optimizer
 from memplan.autodiff.optimizers.parse import parse_optimizer
 from memplan.autodiff.optimizers.scaling import LossScale, ScaledGradients, parse_loss_scale
-from memplan.autodiff.optimizers.updates import Updates, members_of
-from memplan.autodiff.parameters import Candidates, choose, find_candidates
+from memplan.autodiff.optimizers.updates import Updates, build_update, members_of
+from memplan.autodiff.parameters import choose, find_candidates
 from memplan.autodiff.stated_losses import KINDS as LOSSES
 from memplan.autodiff.stated_losses import add_loss
 from memplan.autodiff.statistics import Statistics, renew_statistics
 from memplan.errors import ModelError, UsageError
+from memplan.ir.roles import Role
+from memplan.proto.edit import copied, drop_named
 from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.proto.paths import as_output
 from memplan.proto.read import read_model
@@ -76,13 +72,10 @@ def gradients(
         UsageError: a name is not in the graph, or not a float tensor.
     """
     path = shown_path(model)
-    proto = opened(model if isinstance(model, onnx.ModelProto) else read_model(path))
-    require_differentiable(proto)
-    seeds = (grad_ys,) if not isinstance(grad_ys, list | tuple) else tuple(grad_ys)
-    if grad_ys is None:
-        seeds = ()
-    request = Request(_names(ys), _names(xs), seeds)
-    flat, sink = flat_checked(proto), GradientSink()
+    flat = flat_checked(opened(model if isinstance(model, onnx.ModelProto) else read_model(path)))
+    seeds = grad_ys if isinstance(grad_ys, list | tuple) else (grad_ys,)
+    request = Request(_names(ys), _names(xs), () if grad_ys is None else tuple(seeds))
+    sink = GradientSink()
     result = finished(build_gradients(flat, request, sink))
     if check:
         found = checked(flat, result, request, sink, path, dims or {})
@@ -122,11 +115,7 @@ def grad(
         options = GradOptions(loss=options)
     if update_output is not None:
         options = replace(options, own_update=True)
-    targets = _Targets(
-        as_output(output),
-        as_output(update_output),
-        force,
-    )
+    targets = _Targets(as_output(output), as_output(update_output), force)
     with as_file(path) as file:
         found = _grad(file, options, targets, dims or {}, check)
     return replace(found, path=shown_path(path))
@@ -156,66 +145,60 @@ def _grad(
 ) -> TrainingGraph:
     """The same for a file."""
     targets.check(path)
-    _optimizer(options)
-    _loss_scale(options)
+    optimizer, scale = _optimizer(options), _loss_scale(options)
     counter = parse_dropout(options.dropout)
     model = read_model(path)
     placement = NO_WEIGHTS
     if targets.step is not None:
         planned = (model, path, targets.step, options.weights, targets.force)
         placement = plan_weights(*planned, others=(targets.update,))
-    model = opened(model)
-    require_differentiable(model)
-    flat = flat_checked(model)
+    flat = flat_checked(opened(model))
+    given = {value.name for value in (*flat.graph.input, *flat.graph.output)}
     loss, class_axis = _loss(flat, options)
     statistics = Statistics() if options.forward_only else renew_statistics(flat.graph)
     types = dict(emitter_for(flat, ()).types)
     _check_loss(loss, flat.graph, types.get(loss, UNKNOWN))
     candidates = find_candidates(flat.graph, types, [loss], statistics.names)
-    built = _built(flat, options, loss, candidates, types)
-    _require_output(built.model.graph, loss, types[loss].dtype)
-    counted = from_counter(built.model, counter)
+    wrt = () if options.forward_only else choose(candidates, options.wrt)
+    members = members_of(optimizer, wrt) if optimizer is not None and wrt else {}
+    apart = Updates(members, types, scaled=True, scale=scale) if options.own_update else None
+    sink = ScaledGradients(scale)
+    if members and apart is None:
+        sink = Updates(members, types, scale=scale)
+    request = Request((loss,), wrt)
+    built = build_gradients(flat, request, sink) if wrt else flat
+    _require_output(built.graph, loss, types[loss].dtype)
+    counted = from_counter(built, counter)
     result = finished(counted.model)
-    outcome = None
-    if check and not options.forward_only:
-        request = Request((loss,), built.wrt)
-        outcome = checked(flat, result, request, built.sink, path, dims)
-    given = (built.sink, statistics, candidates, counted)
-    contract = state_contract(result, loss, built.wrt, *given)
-    if not options.forward_only or contract.new_values:
+    outcome = checked(flat, result, request, sink, path, dims) if check and wrt else None
+    parts = (sink, statistics, candidates, counted)
+    contract = state_contract(result.graph, loss, wrt, *parts)
+    if wrt or contract.new_values:
         set_metadata(result, {**get_metadata(result), **contract.as_metadata()})
     update = None
-    if options.own_update:
-        update = _update_file(result, built, types, targets, _loss_scale(options))
+    if apart is not None:
+        update = _update_file(result, sink.gradients, types, apart, targets.update)
     if targets.step is not None:
         placement = write_with_weights(result, path, targets.step, placement, force=targets.force)
     if update is not None and update.output is not None:
         write_model(update.model, update.output, force=targets.force)
-    known = {value.name for value in (*model.graph.input, *model.graph.output)}
     return TrainingGraph(
         path=path,
         output=targets.step,
         options=options,
         loss=loss,
-        wrt=built.wrt,
+        wrt=wrt,
         candidates=candidates,
         model=result,
-        new_inputs=tuple(v.name for v in result.graph.input if v.name not in known),
-        new_outputs=tuple(v.name for v in result.graph.output if v.name not in known),
+        new_inputs=tuple(v.name for v in result.graph.input if v.name not in given),
+        new_outputs=tuple(v.name for v in result.graph.output if v.name not in given),
         class_axis=class_axis,
         contract=contract,
-        hyperparameters=built.hyperparameters,
-        not_decayed=tuple(name for name, member in built.members.items() if not member.decays),
+        hyperparameters=sink.hyperparameters,
+        not_decayed=tuple(name for name, member in members.items() if not member.decays),
         update=update,
         statistics=statistics,
-        notes=(
-            *statistics.notes,
-            *notes_on_logits(model.graph, options.loss, options.logits),
-            *notes_on_sharing(flat.graph, built.wrt),
-            *notes_on_kinds(built.sink),
-            *notes_on_holding(built.sink),
-            *counted.notes,
-        ),
+        notes=notes_of(flat.graph, options, wrt, sink, statistics, counted),
         placement=placement,
         counted_masks=counted.masks,
         check=outcome,
@@ -253,60 +236,20 @@ def _loss_scale(options: GradOptions) -> LossScale | None:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Built:
-    """A graph that was differentiated: by what, what took the gradients, and how parameters are
-    updated."""
-
-    model: onnx.ModelProto
-    wrt: tuple[str, ...] = ()
-    sink: GradientSink = field(default_factory=GradientSink)
-    members: Mapping[str, Member] = field(default_factory=dict)
-
-    @property
-    def hyperparameters(self) -> Mapping[str, float]:
-        """Inputs with a default that the updates brought."""
-        return self.sink.hyperparameters
-
-
-def _built(
-    flat: onnx.ModelProto,
-    options: GradOptions,
-    loss: str,
-    candidates: Candidates,
-    types: Mapping[str, TensorType],
-) -> _Built:
-    """Differentiate, and update what is to be updated here.
-
-    Raises:
-        ModelError, UsageError: see :func:`grad`.
-    """
-    if options.forward_only:
-        return _Built(flat)
-    wrt = choose(candidates, options.wrt)
-    optimizer = _optimizer(options)
-    members = members_of(optimizer, wrt) if optimizer is not None else {}
-    scale = _loss_scale(options)
-    sink: GradientSink = GradientSink() if scale is None else ScaledGradients(scale)
-    if members and not options.own_update:
-        sink = Updates(members, types, scale=scale)
-    request = Request((loss,), wrt)
-    return _Built(build_gradients(flat, request, sink), wrt, sink, members)
-
-
 def _update_file(
     step: onnx.ModelProto,
-    built: _Built,
+    gradients: Mapping[str, str],
     types: Mapping[str, TensorType],
-    targets: _Targets,
-    scale: LossScale | None,
+    updates: Updates,
+    output: Path | None,
 ) -> UpdateFile:
     """The graph of updates, and where it is to be written."""
-    made = build_update(step, built.sink.gradients, types, built.members, scale)
-    result = finished(made.model)
-    contract = update_contract(result, built.sink.gradients, made.updates)
+    result = finished(build_update(step, gradients, types, updates))
+    roles = dict(updates.roles()) | dict.fromkeys(gradients.values(), Role.PARAMETER)
+    roles |= dict.fromkeys(gradients, Role.GRADIENT)
+    contract = contract_of(result.graph, roles, updates.new_values, gradients)
     set_metadata(result, {**get_metadata(result), **contract.as_metadata()})
-    return UpdateFile(result, targets.update, contract, made.updates.hyperparameters)
+    return UpdateFile(result, output, contract, updates.hyperparameters)
 
 
 def _loss(flat: onnx.ModelProto, options: GradOptions) -> tuple[str, int | None]:
@@ -364,14 +307,9 @@ def _require_output(graph: onnx.GraphProto, name: str, dtype: int) -> None:
     """Make the loss a graph output, as the first, if it is none."""
     if any(value.name == name for value in graph.output):
         return
-    rest = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in graph.output]
+    outputs = [onnx.helper.make_tensor_value_info(name, dtype, None)]
+    outputs = [copied(value) for value in graph.value_info if value.name == name] or outputs
+    outputs += map(copied, graph.output)
     del graph.output[:]
-    graph.output.append(onnx.helper.make_tensor_value_info(name, dtype, None))
-    graph.output.extend(rest)
-    kept = [value for value in graph.value_info if value.name != name]
-    for value in graph.value_info:
-        if value.name == name:
-            graph.output[0].CopyFrom(value)
-    copies = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in kept]
-    del graph.value_info[:]
-    graph.value_info.extend(copies)
+    graph.output.extend(outputs)
+    drop_named(graph.value_info, {name})

@@ -6,8 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import onnx
 
+from memplan.api.grad.training_graph import GradOptions
 from memplan.autodiff.backward import GradientSink
+from memplan.autodiff.counter_dropouts import Counted
 from memplan.autodiff.optimizers.updates import Updates
+from memplan.autodiff.statistics import Statistics
 from memplan.units import counted
 
 _OWN_SLOTS = {
@@ -20,7 +23,26 @@ _OWN_SLOTS = {
 """Operators, and the slots of weights that hardly any two layers share."""
 
 
-def notes_on_sharing(graph: onnx.GraphProto, wrt: Sequence[str]) -> Iterator[str]:
+def notes_of(
+    graph: onnx.GraphProto,
+    options: GradOptions,
+    wrt: Sequence[str],
+    sink: GradientSink,
+    statistics: Statistics,
+    masks: Counted,
+) -> tuple[str, ...]:
+    """All of them, of a flat forward graph and of what was made of it."""
+    return (
+        *statistics.notes,
+        *_on_logits(graph, options.loss, options.logits),
+        *_on_sharing(graph, wrt),
+        *_on_kinds(sink),
+        *notes_on_holding(sink),
+        *masks.notes,
+    )
+
+
+def _on_sharing(graph: onnx.GraphProto, wrt: Sequence[str]) -> Iterator[str]:
     """Weights that several layers read as their own: exporters merge initializers of equal
     values, which at the start of a training many are."""
     readers: dict[str, list[str]] = {name: [] for name in wrt}
@@ -42,7 +64,7 @@ def notes_on_sharing(graph: onnx.GraphProto, wrt: Sequence[str]) -> Iterator[str
         )
 
 
-def notes_on_logits(graph: onnx.GraphProto, loss: str, logits: str | None) -> Iterator[str]:
+def _on_logits(graph: onnx.GraphProto, loss: str, logits: str | None) -> Iterator[str]:
     """Cross-entropy takes logits: where it is given probabilities, softmax is taken twice."""
     if loss != "cross-entropy" or logits is None:
         return
@@ -54,7 +76,7 @@ def notes_on_logits(graph: onnx.GraphProto, loss: str, logits: str | None) -> It
             )
 
 
-def notes_on_kinds(sink: GradientSink) -> Iterator[str]:
+def _on_kinds(sink: GradientSink) -> Iterator[str]:
     """An optimizer that is for some tensors alone leaves the others to another one."""
     if not isinstance(sink, Updates):
         return

@@ -14,7 +14,7 @@ from memplan.api.grad.gradient_check import checked
 from memplan.api.grad.step_contract import contract_of
 from memplan.autodiff.backward import GradientSink, build_gradients
 from memplan.autodiff.finished_graph import finished
-from memplan.autodiff.forward.annotate import flat_checked, require_differentiable
+from memplan.autodiff.forward.annotate import flat_checked
 from memplan.autodiff.forward.expand import emitter_for
 from memplan.autodiff.forward.foreign import written_out
 from memplan.autodiff.lowering.differentiation import Differentiation, differentiation_of
@@ -75,9 +75,7 @@ def lower_model(
         UsageError: the loss is not a scalar output of the forward part.
     """
     stripped = strip(model)
-    forward = written_out(stripped.model)
-    require_differentiable(forward)
-    flat = flat_checked(forward)
+    flat = flat_checked(written_out(stripped.model))
     statistics = renew_statistics(flat.graph)
     if checkpoint is not None:
         apply_checkpoint(flat.graph, checkpoint)
@@ -153,16 +151,13 @@ def _contract(
         floats = value.type.tensor_type.elem_type in FLOATS
         weight = value.name in parameters or (behind and floats and checkpoint is None)
         known.setdefault(value.name, Role.PARAMETER if weight else Role.BATCH)
-    latest = {new: old for old, new in statistics.renewed.items()}
-    if isinstance(sink, Updates):
-        latest |= sink.new_values
+    latest = statistics.new_values | sink.new_values
     outputs = [value.name for value in graph.output]
     new_values = {name: latest[name] for name in outputs if name in latest}
-    losses = {asked.loss: Role.LOSS} if asked.loss is not None else {}
     given = {value.name for value in graph.input}
     made = {name: sink.gradients[name] for name in outputs if name in sink.gradients}
     gradients = {name: x for name, x in made.items() if x in given}
-    return contract_of(graph, known, losses, new_values, gradients)
+    return contract_of(graph, known, new_values, gradients, asked.loss)
 
 
 def _notes(asked: Differentiation, fed: tuple[str, ...], statistics: Statistics) -> Iterator[str]:

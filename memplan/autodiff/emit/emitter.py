@@ -34,10 +34,12 @@ _FORWARD_KEYS = ("memplan.module", "pkg.torch.onnx.name_scopes")
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What new nodes are named after and marked with."""
+    """What new nodes are named after and marked with; ``scalars_once``: equal ones that compute
+    scalars are one."""
 
     stem: str
     metadata: Mapping[str, str] = field(default_factory=dict)
+    scalars_once: bool = False
 
 
 class Emitter:
@@ -200,7 +202,8 @@ class Emitter:
             wide = self.op(op, *map(self._in_float32, values), result=kept, **attributes)
             return self.op("Cast", wide, to=BFLOAT16) if wide.dtype == FLOAT else wide
         results = (result,) if result is not None else None
-        if self.in_backward and f":{op}" not in VIEWS:
+        once = self._scope.scalars_once and all(v is None or v.type.shape == () for v in values)
+        if self.in_backward and f":{op}" not in VIEWS and not once:
             return self.ops(op, *inputs, outputs=1, results=results, **attributes)[0]
         # Views, and shapes and statistics of the forward part, are made once, however many rules
         # ask; anything else would be kept in memory for the last of them.

@@ -31,17 +31,6 @@ OLDEST_OPSET = 13
 _SMALL = 64
 
 
-def require_differentiable(model: onnx.ModelProto) -> None:
-    """Check that a forward graph is valid and that its shapes fit its operators: gradient rules
-    take that for granted.
-
-    Raises:
-        ModelError: what the ONNX checker or shape inference refuses.
-    """
-    require_valid(model)
-    check_stated(model, stated_types(model.graph))
-
-
 def flat_copy(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy with model-local functions inlined and every node named.
 
@@ -70,11 +59,15 @@ def flat_copy(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def flat_checked(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A flat copy whose stated shapes are those that its inputs make.
+    """A flat copy of a forward graph that is valid, and whose shapes fit its operators and are
+    those that its inputs make: gradient rules take that for granted.
 
     Raises:
-        ModelError: see :func:`flat_copy` and :func:`~memplan.shapes.shape_checks.check_stated`.
+        ModelError: see :func:`flat_copy` and :func:`~memplan.shapes.shape_checks.check_stated`; or
+            what the ONNX checker refuses.
     """
+    require_valid(model)
+    check_stated(model, stated_types(model.graph))
     flat = flat_copy(model)
     check_stated(flat, stated_types(flat.graph))
     return flat

@@ -7,17 +7,15 @@ one of ``grad``'s optimizers, or AdamW as artifacts have it, with the inputs, st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import numpy as np
 import onnx
 from onnx import helper
 
 from memplan.autodiff.emit.value import Value
-from memplan.autodiff.optimizers.adaptive import AdamW
-from memplan.autodiff.optimizers.descent import Sgd
-from memplan.autodiff.optimizers.optimizer import Optimizer, UpdateBuilder
+from memplan.autodiff.optimizers.formulas import KINDS, adam_corrections, adam_moments
+from memplan.autodiff.optimizers.optimizer import Optimizer, UpdateBuilder, optimizer_class
 from memplan.errors import ModelError
 
 OPTIMIZERS = ("AdamWOptimizer", "SGDOptimizerV2")
@@ -27,29 +25,25 @@ _CLIP = "InplaceClipGradNorm"
 _HELPERS = frozenset({"SequenceConstruct", "Identity", "Constant", "Cast"})
 
 
-@dataclass(frozen=True, slots=True)
-class LateAdamW(AdamW):
-    """AdamW as artifacts have it, and Hugging Face's transformers once had.
+def _adamw(
+    u: UpdateBuilder,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    late: bool = False,
+) -> Value:
+    """``late``: AdamW as Hugging Face's transformers once had it. The weight decays behind the
+    step, and epsilon is added to the root before its correction."""
+    if not late:
+        changed: Value = KINDS["adamw"].formula(u, beta1, beta2, eps)
+        return changed
+    m, v = adam_moments(u, u.gradient, beta1, beta2)
+    size, root = adam_corrections(u, beta1, beta2)
+    size = size * root
+    return u.shrunk(u.weight - m / (u.op("Sqrt", v) + eps) * size)
 
-    ``late``: the weight decays behind the step, and epsilon is added to the root before its
-    correction.
-    """
 
-    late: int = 0
-
-    def update(self, build: UpdateBuilder, weight: Value, grad: Value) -> Mapping[str, Value]:
-        """See the class."""
-        first, second = (build.state(weight, kind) for kind in ("exp_avg", "exp_avg_sq"))
-        mean = first * self.beta1 + grad * (1 - self.beta1)
-        square = second * self.beta2 + grad * grad * (1 - self.beta2)
-        size, root = self._corrections(build, weight)
-        size = build.once("late size", weight, lambda: size * root)
-        change = mean / (build.op("Sqrt", square) + self.eps) * size
-        return {
-            weight.name: build.shrunk(weight - change),
-            first.name: mean,
-            second.name: square,
-        }
+_ADAMW = optimizer_class(_adamw, name="adamw", by_element=True, weight_decay=0.01)
 
 
 def read_optimizer(model: onnx.ModelProto, shown: str) -> Optimizer:
@@ -74,7 +68,8 @@ def read_optimizer(model: onnx.ModelProto, shown: str) -> Optimizer:
     clip = next((node for node in nodes if node.op_type == _CLIP), None)
     norm = 0.0 if clip is None else _number(clip, "max_norm", 1.0)
     if steps[0].op_type == _SGD:
-        return Sgd(clip_norm=norm)
+        descent: Optimizer = KINDS["sgd"](clip_norm=norm)
+        return descent
     return _adam(steps[0], norm, shown)
 
 
@@ -84,16 +79,15 @@ def _adam(node: onnx.NodeProto, norm: float, shown: str) -> Optimizer:
             f"{shown}: no update is known for {_ADAM} with correct_bias=0",
             "make the artifacts with bias correction",
         )
-    usual = AdamW(
+    made: Optimizer = _ADAMW(
         beta1=_number(node, "alpha", 0.9),
         beta2=_number(node, "beta", 0.999),
         eps=_number(node, "epsilon", 1e-8),
         weight_decay=_number(node, "weight_decay", 1e-2),
         clip_norm=norm,
+        late=_number(node, "adam_mode", 0) == 1,
     )
-    if _number(node, "adam_mode", 0) != 1:
-        return usual
-    return LateAdamW(**{item.name: getattr(usual, item.name) for item in fields(usual)}, late=1)
+    return made
 
 
 def _number(node: onnx.NodeProto, name: str, default: float) -> float:

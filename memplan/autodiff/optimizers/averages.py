@@ -10,14 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.operations import Operations
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.optimizers.optimizer import DOUBLE, UpdateInputs, update_scope
 from memplan.ir.roles import EMA_DECAY, average_of
-from memplan.shapes.tensor_type import TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +45,7 @@ class Following:
             inputs: those of the update; grows by the decay.
             latest: the new values of parameters, as the step leaves them.
         """
-        given = emitter.input(EMA_DECAY, TensorType(DOUBLE, ()), np.asarray(self.decay, np.float64))
-        inputs.hyperparameters[given.name] = self.decay
-
-        def share(dtype: int) -> Value:
-            return emitter.once(
-                (EMA_DECAY, dtype), lambda: Operations(emitter).cast(1 - given, dtype)
-            )
-
+        decay = inputs.number(emitter, EMA_DECAY, self.decay, DOUBLE)
         sources = self.sources
         if sources is None:
             sources = {average_of(name): name for name in latest}
@@ -65,7 +55,8 @@ class Following:
                 new = latest[source] if source in latest else emitter.tensor(source)
                 known = name in emitter.types
                 old = emitter.tensor(name) if known else emitter.input(name, new.type)
-                found[name] = old + (new - old) * share(new.dtype)
+                apart = new - old
+                found[name] = old + apart * Operations(emitter).cast(1 - decay, new.dtype)
         for name, source in self.copies.items():
             with emitter.scope(update_scope(name)):
                 found[name] = emitter.op("Identity", emitter.tensor(source))

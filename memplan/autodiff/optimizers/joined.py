@@ -12,12 +12,10 @@ Only those of one layer wait for each other. Joined across layers, the new value
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
-from memplan.autodiff.emit.emitter import Emitter
-from memplan.autodiff.emit.value import Value
-from memplan.autodiff.optimizers.optimizer import Member, UpdateBuilder, UpdateInputs
-from memplan.shapes.tensor_type import Shape, TensorType
+from memplan.autodiff.optimizers.optimizer import Member
+from memplan.shapes.tensor_type import TensorType
 
 VECTORS = "vectors"
 """What the nodes of a joined update are named after."""
@@ -42,46 +40,6 @@ def joined_names(
     return {name: group for group in groups for name in group}
 
 
-class JoinedBuilder(UpdateBuilder):
-    """Builds the update of several vectors, end to end, as that of one parameter."""
-
-    def __init__(
-        self,
-        emitter: Emitter,
-        member: Member,
-        inputs: UpdateInputs,
-        skipped: Value | None,
-        names: Sequence[str],
-    ) -> None:
-        super().__init__(emitter, member, inputs, skipped)
-        self.vectors = [emitter.tensor(name) for name in names]
-        self._parts: dict[str, list[Value]] = {}
-        self.weight = self.joined(self.vectors)
-
-    def joined(self, parts: Sequence[Value]) -> Value:
-        """Vectors end to end, in the order of the parameters."""
-        whole = self.emitter.op("Concat", *parts, axis=0)
-        self._parts[whole.name] = list(parts)
-        return whole
-
-    def state(self, weight: Value, kind: str, shape: Shape | None = None) -> Value:
-        """A state tensor of each of them, joined."""
-        return self.joined([super(JoinedBuilder, self).state(v, kind) for v in self.vectors])
-
-    def apart(self, found: Mapping[str, Value]) -> dict[str, Value]:
-        """New values of joined inputs as those of the inputs, by their names."""
-        cut: dict[str, Value] = {}
-        for old, new in found.items():
-            parts = self._parts[old]
-            sizes = self.emitter.const([_length(part) for part in parts])
-            results = tuple(part.type for part in parts)
-            pieces = self.emitter.ops(
-                "Split", new, sizes, outputs=len(parts), results=results, axis=0
-            )
-            cut.update(zip(_names(parts), pieces, strict=True))
-        return cut
-
-
 def _is_small(member: Member, of: TensorType) -> bool:
     """Whether a parameter is a vector that is updated element by element, and short."""
     if not member.optimizer.by_element or of.shape is None or len(of.shape) != 1:
@@ -95,13 +53,3 @@ def _layers(name: str) -> list[str]:
     parts = name.split(".")
     ends = [k for k, part in enumerate(parts[:-1], start=1) if part.isdecimal()]
     return [".".join(parts[:end]) for end in reversed(ends)]
-
-
-def _names(values: Iterable[Value]) -> list[str]:
-    return [value.name for value in values]
-
-
-def _length(value: Value) -> int:
-    size = value.shape[0]
-    assert isinstance(size, int)
-    return size

@@ -12,12 +12,14 @@ reads the old one; so a session may write the one over the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, make_dataclass
 from fnmatch import fnmatchcase
-from typing import ClassVar
+from inspect import signature
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
+from onnx import helper
 
 from memplan.autodiff.emit.emitter import Emitter, Scope
 from memplan.autodiff.emit.operations import INT64, Operations
@@ -33,29 +35,36 @@ RATE, STEP = "lr", "step"
 """Graph inputs with a default: a float32 scalar, and an int64 scalar of which the first is 1."""
 DECAY, CLIP_NORM, SCALE = "weight_decay", "clip_norm", "gradient_scale"
 """Further float32 scalars with a default, in graphs that have a use for them."""
+Formula = Callable[..., Value]
+"""The new value of a parameter, of an :class:`UpdateBuilder` and the options of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """Makes the update of one parameter after the other; subclasses are the kinds.
+    """Options that all optimizers have; :func:`optimizer_class` adds those of a formula.
 
     Fields are options (``sgd{weight_decay=0.1}``). ``lr`` is the default of the learning rate.
     ``no_decay`` are globs, joined by ``+``, of parameters whose weights do not decay. ``clip_norm``
     bounds the norm of all gradients together, ``clip_value`` every element of them; 0: no bound.
     ``maximize`` (0 or 1) climbs instead of descending: gradients are negated before they are used.
-    ``flags`` are the options that are 0 or 1. ``by_element``: a new value depends on elements of
-    the same index and on scalars alone, which all parameters share, so several may be joined.
+    ``by_element``: a new value depends on elements of the same index and on scalars alone, which
+    all parameters share, so several may be joined. ``otherwise`` is the optimizer that
+    updates what is no matrix, where this one is for matrices alone. ``check`` raises a UsageError
+    for options of a formula that do not go together.
     """
 
     name: ClassVar[str] = ""
+    formula: ClassVar[Formula]
     by_element: ClassVar[bool] = False
-    flags: ClassVar[tuple[str, ...]] = ("maximize",)
+    otherwise: ClassVar[type[Any] | None] = None
+    words: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    check: ClassVar[Callable[[Any], None]]
     lr: float = 1e-3
     weight_decay: float = 0.0
     no_decay: str = ""
     clip_norm: float = 0.0
     clip_value: float = 0.0
-    maximize: int = 0
+    maximize: bool = False
 
     def __post_init__(self) -> None:
         """Check what options say together.
@@ -64,9 +73,10 @@ class Optimizer:
             UsageError: an option has no effect or a value that it cannot have, or two contradict
                 each other.
         """
-        for flag in self.flags:
-            if getattr(self, flag) not in (0, 1):
-                given = f"{flag}={getattr(self, flag)}"
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(item.default, bool) and value not in (0, 1):
+                given = f"{item.name}={value}"
                 raise UsageError(f"--optimizer {self.name}{{{given}}}: expected 0 or 1")
         if self.no_decay and not self.weight_decay:
             raise UsageError(
@@ -78,6 +88,7 @@ class Optimizer:
                 f"--optimizer {self.name}: gradients are clipped by clip_norm or by clip_value",
                 "leave one of them out",
             )
+        type(self).check(self)
 
     def not_decayed(self, parameters: Sequence[str]) -> tuple[str, ...]:
         """The parameters that ``no_decay`` names.
@@ -96,25 +107,67 @@ class Optimizer:
         return tuple(n for n in parameters if any(fnmatchcase(n, p) for p in patterns))
 
     def suited(self, parameter: TensorType) -> Optimizer:
-        """What updates a parameter of that type: this, unless it is for some types alone."""
-        return self
+        """What updates a parameter of that type: this, unless it is for matrices alone."""
+        if self.otherwise is None or len(parameter.sizes or ()) == 2:
+            return self
+        shared = {item.name: getattr(self, item.name) for item in fields(Optimizer)}
+        other: Optimizer = self.otherwise(**{**shared, "no_decay": ""})
+        return other
 
-    def update(self, build: UpdateBuilder, weight: Value, grad: Value) -> Mapping[str, Value]:
-        """Build the update of one parameter.
+    def new_weight(self, build: UpdateBuilder) -> Value:
+        """The new value of a parameter, by the formula; it gives that of every state to
+        ``build``."""
+        shared = {item.name for item in fields(Optimizer)}
+        names = [item.name for item in fields(self) if item.name not in shared]
+        return type(self).formula(build, **{name: getattr(self, name) for name in names})
 
-        The new values, by the names of the graph inputs whose next value they are.
-        """
-        raise NotImplementedError
 
-    def decayed(self, build: UpdateBuilder, weight: Value, grad: Value) -> Value:
-        """The gradient of the loss and of the weights' squares: g + weight_decay·w."""
-        decay = build.decay(weight)
-        return grad if decay is None else grad + weight * decay
+def optimizer_class(
+    formula: Formula,
+    *,
+    name: str = "",
+    by_element: bool = False,
+    otherwise: type[Any] | None = None,
+    words: Mapping[str, tuple[str, ...]] | None = None,
+    check: Callable[[Any], None] = lambda made: None,
+    **defaults: float,
+) -> type[Any]:
+    """The class of a formula: its further parameters are options, beside those that all have.
+
+    Args:
+        formula: makes the new value; its text is that of the class.
+        name: what messages call it; by default as the formula.
+        by_element: see :class:`Optimizer`, as of ``otherwise`` and ``check``.
+        otherwise: the optimizer of what is no matrix.
+        words: the values of options that are words.
+        check: looks at an object of the class.
+        defaults: of options that all optimizers have.
+    """
+    _, *given = signature(formula).parameters.values()
+    options = {**defaults, **{item.name: item.default for item in given}}
+    namespace = {
+        "__doc__": formula.__doc__,
+        "name": name or formula.__name__,
+        "formula": staticmethod(formula),
+        "by_element": by_element,
+        "otherwise": otherwise,
+        "words": words or {},
+        "check": staticmethod(check),
+    }
+    return make_dataclass(
+        formula.__name__,
+        [(name, type(default), default) for name, default in options.items()],
+        bases=(Optimizer,),
+        namespace=namespace,
+        frozen=True,
+        slots=True,
+    )
 
 
 def update_scope(name: str) -> Scope:
-    """Of the nodes that update a parameter, or do something else of the update."""
-    return Scope(f"{name}/update", {PHASE_KEY: Phase.UPDATE})
+    """Of the nodes that update a parameter, or do something else of the update; parameters share
+    its scalars."""
+    return Scope(f"{name}/update", {PHASE_KEY: Phase.UPDATE}, scalars_once=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,87 +210,97 @@ class UpdateInputs:
         """Every step counter's next value."""
         return dict(self.counters.values())
 
+    def number(
+        self,
+        emitter: Emitter,
+        name: str,
+        default: float,
+        dtype: int = FLOAT,
+        *,
+        is_state: bool = False,
+    ) -> Value:
+        """A scalar that may be fed: an input with a default, made when it is first asked for."""
+
+        def made() -> Value:
+            array = np.asarray(default, helper.tensor_dtype_to_np_dtype(dtype))
+            given = emitter.input(name, TensorType(dtype, ()), array)
+            if is_state:
+                self.states.append(given.name)
+            else:
+                self.hyperparameters[given.name] = default
+            return given
+
+        return emitter.once(name, made)
+
 
 class UpdateBuilder:
-    """What the update of a parameter is built with: nodes, shared scalars, state."""
+    """What a formula builds with: a parameter, its gradient and state, and scalars that parameters
+    share.
+
+    Several short vectors are built as one parameter: end to end, and what comes out is cut.
+    """
 
     def __init__(
         self,
         emitter: Emitter,
         member: Member,
         inputs: UpdateInputs,
+        gradients: Mapping[str, Value],
         skipped: Value | None = None,
     ) -> None:
-        """Prepare for one parameter.
+        """Prepare for one parameter, or for several vectors.
 
         Args:
             emitter: gets the nodes.
             member: how the parameter is updated.
             inputs: those that were made for the parameters before it; grows.
+            gradients: the gradient of each of them.
             skipped: a bool scalar, where a step may keep all old values.
         """
         self.emitter = emitter
         self.operations = Operations(emitter)
+        self.op = emitter.op
         self.member = member
         self.inputs = inputs
         self.skipped = skipped
         self._chosen: set[str] = set()
+        self._parts: dict[str, list[Value]] = {}
+        self._states: dict[str, Value] = {}
+        self.parameters = [emitter.tensor(name) for name in gradients]
+        self.weight = self._joined(self.parameters)
+        self.gradient = self._joined(list(gradients.values()))
 
-    def op(self, op: str, *inputs: Value | Number, keepdims: int | None = None) -> Value:
-        """A node with one output."""
-        return self.emitter.op(op, *inputs, keepdims=keepdims)
+    # -- scalars ---------------------------------------------------------------------------------
 
-    def once(self, name: str, like: Value, build: Callable[[], Value]) -> Value:
-        """A scalar that all parameters share which have one element type and the same options."""
-        member = self.member
-        key = (name, like.dtype, member.optimizer, member.factor, member.owner)
-        return self.emitter.once(key, build)
+    def cast(self, value: Value) -> Value:
+        """``value`` in the element type of the parameter."""
+        return self.operations.cast(value, self.weight.dtype)
 
-    def cast(self, value: Value, like: Value) -> Value:
-        """``value`` in the element type of another tensor."""
-        return self.operations.cast(value, like.dtype)
+    def own_cast(self, value: Value, dtype: int) -> Value:
+        """``value`` in an element type, by a node that no other parameter shares."""
+        if value.dtype == dtype:
+            return value
+        return self.emitter.ops("Cast", value, outputs=1, to=dtype)[0]
 
-    def number(self, name: str, default: float, dtype: int) -> Value:
-        """A scalar that may be fed, in an element type."""
-        return self.emitter.once(
-            (name, dtype), lambda: self.operations.cast(self._input(name, default), dtype)
-        )
+    def double(self, content: Value | Number) -> Value:
+        """A number, or a tensor, in float64."""
+        if isinstance(content, Value):
+            return self.operations.cast(content, DOUBLE)
+        return self.emitter.const(content, DOUBLE)
 
-    def _input(self, name: str, default: float) -> Value:
-        def build() -> Value:
-            scalar = TensorType(FLOAT, ())
-            made = self.emitter.input(name, scalar, np.asarray(default, np.float32))
-            self.inputs.hyperparameters[made.name] = default
-            return made
+    def rate(self) -> Value:
+        """The learning rate of the parameter."""
+        shared = self.cast(self.inputs.number(self.emitter, RATE, self.member.optimizer.lr))
+        return shared if self.member.factor == 1 else shared * self.member.factor
 
-        return self.emitter.once(name, build)
-
-    def rate(self, like: Value) -> Value:
-        """The learning rate of the parameter, in its element type."""
-        shared = self.number(RATE, self.member.optimizer.lr, like.dtype)
-        factor = self.member.factor
-        return shared if factor == 1 else self.once("rate", like, lambda: shared * factor)
-
-    def decay(self, weight: Value) -> Value | None:
-        """How much the parameter decays, in its element type; None if it does not."""
+    def decay(self) -> Value | None:
+        """How much the parameter decays; None if it does not."""
         share = self.member.optimizer.weight_decay
         if not share or not self.member.decays:
             return None
         if not self.inputs.feeds_decay:
-            return self.emitter.const(share, weight.dtype)
-        return self.number(DECAY, share, weight.dtype)
-
-    def shrunk(self, weight: Value) -> Value:
-        """A parameter that decays by itself: w·(1 - lr·weight_decay)."""
-        decay = self.decay(weight)
-        if decay is None:
-            return weight
-        rate = self.rate(weight)
-        return weight * self.once("kept", weight, lambda: 1 - rate * decay)
-
-    def double(self, content: float) -> Value:
-        """A float64 constant."""
-        return self.emitter.const(content, DOUBLE)
+            return self.emitter.const(share, self.weight.dtype)
+        return self.cast(self.inputs.number(self.emitter, DECAY, share))
 
     def step(self) -> Value:
         """The number of this step as a float64: 1 - β₂ᵗ loses four digits in float32.
@@ -250,7 +313,7 @@ class UpdateBuilder:
             given = self.emitter.input(name, TensorType(INT64, ()), np.asarray(1, np.int64))
             number = self.op("Max", given, 1)
             self.inputs.counters[owner] = given.name, self.renewed(given, number + 1)
-            return self.operations.cast(number, DOUBLE)
+            return self.double(number)
 
         owner = self.member.owner
         return self.emitter.once((STEP, owner), build)
@@ -258,20 +321,43 @@ class UpdateBuilder:
     def first(self) -> Value:
         """Whether this is the first step, a bool scalar: state that does not begin at 0 is made
         then."""
-        key = ("first", self.member.owner)
-        return self.emitter.once(key, lambda: self.op("Equal", self.step(), 1.0))
+        return self.op("Equal", self.step(), 1.0)
 
-    def missing(self, like: Value, beta: float) -> Value:
-        """1 - betaᵗ, what a moving average that began at 0 lacks, in an element type."""
+    def missing(self, beta: float) -> Value:
+        """1 - betaᵗ, what a moving average that began at 0 lacks."""
+        return self.cast(1 - self.op("Pow", self.double(beta), self.step()))
 
-        def build() -> Value:
-            return self.cast(1 - self.op("Pow", self.double(beta), self.step()), like)
+    # -- tensors ---------------------------------------------------------------------------------
 
-        return self.once(f"missing {beta}", like, build)
+    def decayed(self) -> Value:
+        """The gradient of the loss and of the weights' squares: g + weight_decay·w."""
+        decay = self.decay()
+        return self.gradient if decay is None else self.gradient + self.weight * decay
 
-    def averaged(self, state: Value, new: Value, share: float) -> Value:
-        """The next value of a moving average: ``share`` of the old one, the rest of ``new``."""
-        return self.renewed(state, state * share + new * (1 - share))
+    def shrunk(self, value: Value | None = None) -> Value:
+        """The parameter, or another value, where it decays by itself: w·(1 - lr·weight_decay)."""
+        value, decay = self.weight if value is None else value, self.decay()
+        return value if decay is None else value * (1 - self.rate() * decay)
+
+    def state(self, name: str, shape: Shape | None = None, dtype: int | None = None) -> Value:
+        """A state tensor, of the parameter's shape and element type unless others are given."""
+        made = []
+        for weight in self.parameters:
+            own = TensorType(dtype or weight.dtype, weight.type.shape if shape is None else shape)
+            made.append(self.emitter.input(f"{weight.name}.{name}", own))
+            self.inputs.states.append(made[-1].name)
+        whole = self._joined(made)
+        self._states[whole.name] = whole
+        return whole
+
+    def renew(self, state: Value, new: Value) -> Value:
+        """Give the next value of a state tensor."""
+        self._states[state.name] = self.renewed(state, new)
+        return self._states[state.name]
+
+    def average(self, state: Value, new: Value, share: float) -> Value:
+        """Renew a moving average: ``share`` of the old one, the rest of ``new``."""
+        return self.renew(state, state * share + new * (1 - share))
 
     def renewed(self, old: Value, new: Value) -> Value:
         """The next value of an input: the old one, if the step is skipped.
@@ -285,20 +371,32 @@ class UpdateBuilder:
         self._chosen.add(found.name)
         return found
 
-    def apart(self, found: Mapping[str, Value]) -> dict[str, Value]:
-        """New values by the names of the inputs whose next value they are."""
-        return dict(found)
+    def new_values(self) -> dict[str, Value]:
+        """Build the update: new values by the names of the inputs whose next value they are."""
+        optimizer = self.member.optimizer
+        self.rate()  # the first of the inputs
+        self.gradient = self.cast(self.gradient)
+        if optimizer.maximize:
+            self.gradient = -self.gradient
+        new = self.renewed(self.weight, optimizer.new_weight(self))
+        return {
+            name: value
+            for old, whole in {self.weight.name: new, **self._states}.items()
+            for name, value in self._apart(old, whole)
+        }
 
-    def state(self, weight: Value, kind: str, shape: Shape | None = None) -> Value:
-        """A state tensor of a parameter, of its shape unless another is given."""
-        found = weight.type if shape is None else TensorType(weight.dtype, shape)
-        return self._state(weight, kind, found)
+    def _joined(self, parts: list[Value]) -> Value:
+        """Vectors end to end, in the order of the parameters."""
+        whole = parts[0] if len(parts) == 1 else self.op("Concat", *parts, axis=0)
+        self._parts[whole.name] = parts
+        return whole
 
-    def scalar_state(self, weight: Value, kind: str) -> Value:
-        """A float32 scalar of a parameter, as PyTorch keeps it whatever the parameter's type."""
-        return self._state(weight, kind, TensorType(FLOAT, ()))
-
-    def _state(self, weight: Value, kind: str, found: TensorType) -> Value:
-        made = self.emitter.input(f"{weight.name}.{kind}", found)
-        self.inputs.states.append(made.name)
-        return made
+    def _apart(self, old: str, new: Value) -> list[tuple[str, Value]]:
+        """The new value of joined inputs as those of the inputs, by their names."""
+        parts = self._parts[old]
+        if len(parts) == 1:
+            return [(old, new)]
+        results = tuple(part.type for part in parts)
+        sizes = self.emitter.const([part.type.elements or 0 for part in parts])
+        cut = self.emitter.ops("Split", new, sizes, outputs=len(parts), results=results, axis=0)
+        return [(part.name, piece) for part, piece in zip(parts, cut, strict=True)]

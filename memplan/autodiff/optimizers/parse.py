@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from memplan.autodiff.optimizers.adafactor import Adafactor
-from memplan.autodiff.optimizers.adaptive import Adadelta, Adagrad, Adam, AdamW, RmsProp
-from memplan.autodiff.optimizers.descent import Lion, Momentum, Sgd
-from memplan.autodiff.optimizers.moments import Adamax, NAdam, RAdam
-from memplan.autodiff.optimizers.muon import Muon
-from memplan.autodiff.optimizers.older import Asgd, Rprop
+from memplan.autodiff.optimizers.formulas import KINDS
 from memplan.autodiff.optimizers.optimizer import Optimizer
 from memplan.errors import UsageError
 from memplan.solver.strategies.spec import build, split_spec
 from memplan.units import did_you_mean
 
-_CLASSES: tuple[type[Optimizer], ...] = (
-    *(Sgd, Momentum, Adam, AdamW, Lion, Adafactor, RmsProp, Adagrad),
-    *(NAdam, RAdam, Adamax, Adadelta, Muon, Asgd, Rprop),
-)
-KINDS: dict[str, type[Any]] = {kind.name: kind for kind in _CLASSES}
+__all__ = ["KINDS", "parse_optimizer"]
 
 
 def parse_optimizer(text: str) -> Optimizer | None:

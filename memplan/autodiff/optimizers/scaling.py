@@ -14,7 +14,7 @@ Whether all gradients are finite is known when the last one is there, so all are
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -25,10 +25,15 @@ from memplan.autodiff.backward import GradientSink
 from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.operations import INT64, Operations
 from memplan.autodiff.emit.value import Value
-from memplan.autodiff.optimizers.optimizer import DOUBLE, FLOAT, UpdateInputs, update_scope
+from memplan.autodiff.optimizers.optimizer import (
+    DOUBLE,
+    FLOAT,
+    SCALE,
+    UpdateInputs,
+    update_scope,
+)
 from memplan.errors import UsageError
 from memplan.ir.roles import LOSS_SCALE, Role
-from memplan.shapes.tensor_type import TensorType
 from memplan.solver.strategies.spec import build, split_spec
 
 GROWTH_TRACKER = "growth_tracker"
@@ -140,51 +145,36 @@ class Scaling:
 
     def value(self, emitter: Emitter) -> Value:
         """The scale, an input: a float32 scalar."""
-
-        def made() -> Value:
-            default = np.asarray(self.scale.init_scale, np.float32)
-            given = emitter.input(LOSS_SCALE, TensorType(FLOAT, ()), default)
-            if isinstance(self.scale, DynamicScale):
-                self.inputs.states.append(given.name)
-            else:
-                self.inputs.hyperparameters[given.name] = self.scale.init_scale
-            return given
-
-        return emitter.once(LOSS_SCALE, made)
+        changes = isinstance(self.scale, DynamicScale)
+        return self.inputs.number(emitter, LOSS_SCALE, self.scale.init_scale, is_state=changes)
 
     def seed(self, emitter: Emitter, loss: Value) -> Value:
         """The gradient of the loss: the scale, in the loss's element type."""
         return Operations(emitter).cast(self.value(emitter), loss.dtype)
 
-    def unscaled(
-        self, emitter: Emitter, grad: Value, factor: Callable[[int], Value | None], owner: int
-    ) -> Value:
+    def unscaled(self, emitter: Emitter, grad: Value, owner: int, *, scaled: bool) -> Value:
         """A gradient without the scale, in float32 or wider, after a look at whether it is finite.
 
         Args:
             emitter: gets the nodes.
             grad: the gradient.
-            factor: what it is multiplied by beside that, in an element type.
             owner: what is skipped where it is not finite.
+            scaled: the input ``gradient_scale`` multiplies it, too.
         """
         operations = Operations(emitter)
         grad = operations.cast(grad, DOUBLE if grad.dtype == DOUBLE else FLOAT)
         zero = emitter.op("ReduceSum", grad * 0, keepdims=0)  # 0·inf is not a number
         self._zeros.setdefault(owner, []).append(operations.cast(zero, FLOAT))
-
-        def scalar() -> Value:
-            with emitter.scope(update_scope(LOSS_SCALE)):
-                inverse = operations.cast(1 / self._wide(emitter), FLOAT)
-                inverse = operations.cast(inverse, grad.dtype)
-                more = factor(grad.dtype)
-                return inverse if more is None else inverse * more
-
-        return grad * emitter.once(("unscale", grad.dtype), scalar)
+        with emitter.scope(update_scope(LOSS_SCALE)):
+            inverse = operations.cast(1 / self._wide(emitter), FLOAT)
+            inverse = operations.cast(inverse, grad.dtype)
+            if scaled:
+                more = self.inputs.number(emitter, SCALE, 1.0)
+                inverse = inverse * operations.cast(more, grad.dtype)
+        return grad * inverse
 
     def _wide(self, emitter: Emitter) -> Value:
-        return emitter.once(
-            ("wide", LOSS_SCALE), lambda: Operations(emitter).cast(self.value(emitter), DOUBLE)
-        )
+        return Operations(emitter).cast(self.value(emitter), DOUBLE)
 
     def found_infs(self, emitter: Emitter) -> Mapping[int, Value]:
         """Whether any gradient so far is not finite, a bool scalar, by owner."""
@@ -208,10 +198,9 @@ class Scaling:
         if not isinstance(scale, DynamicScale):
             return {}
         operations = Operations(emitter)
-        default = np.asarray(scale.growth_tracker, np.int64)
-        tracker = emitter.input(GROWTH_TRACKER, TensorType(INT64, ()), default)
+        count_from = (GROWTH_TRACKER, scale.growth_tracker, INT64)
+        tracker = self.inputs.number(emitter, *count_from, is_state=True)
         self.tracker = tracker.name
-        self.inputs.states.append(tracker.name)
         now, wide = self.value(emitter), self._wide(emitter)
         count = tracker + 1
         due = emitter.op("Equal", count, scale.growth_interval)
@@ -227,22 +216,23 @@ class Scaling:
 
 
 class ScaledGradients(GradientSink):
-    """Gradients as outputs, times the loss scale: another graph unscales and uses them."""
+    """Gradients as outputs, times the loss scale, if there is one: another graph unscales and uses
+    them. ``inputs`` are those that were made; they are complete when the graph is."""
 
-    def __init__(self, scale: LossScale) -> None:
+    def __init__(self, scale: LossScale | None, *, feeds_decay: bool = False) -> None:
         super().__init__()
-        self.inputs = UpdateInputs(feeds_decay=False)
-        self.scaling = Scaling(scale, self.inputs)
+        self.inputs = UpdateInputs(feeds_decay)
+        self.scaling = Scaling(scale, self.inputs) if scale is not None else None
 
     def seed(self, emitter: Emitter, y: Value) -> Value:
-        """The loss scale."""
-        return self.scaling.seed(emitter, y)
+        """1, or the loss scale."""
+        return super().seed(emitter, y) if self.scaling is None else self.scaling.seed(emitter, y)
 
     def roles(self) -> Mapping[str, Role]:
-        """The loss scale's."""
+        """Of hyperparameters, optimizer state and step counters."""
         return self.inputs.roles()
 
     @property
     def hyperparameters(self) -> Mapping[str, float]:
-        """The loss scale, where it is fixed."""
+        """Those that were made."""
         return self.inputs.hyperparameters

@@ -12,11 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from memplan.autodiff.backward import GradientSink
+import onnx
+
+from memplan.autodiff.assemble import append
 from memplan.autodiff.emit.emitter import Emitter
+from memplan.autodiff.emit.operations import Operations
 from memplan.autodiff.emit.value import Value
+from memplan.autodiff.forward.expand import emitter_for
 from memplan.autodiff.optimizers.averages import Following
-from memplan.autodiff.optimizers.joined import VECTORS, JoinedBuilder, joined_names
+from memplan.autodiff.optimizers.joined import VECTORS, joined_names
 from memplan.autodiff.optimizers.optimizer import (
     CLIP_NORM,
     DOUBLE,
@@ -25,12 +29,11 @@ from memplan.autodiff.optimizers.optimizer import (
     Member,
     Optimizer,
     UpdateBuilder,
-    UpdateInputs,
     update_scope,
 )
-from memplan.autodiff.optimizers.scaling import LossScale, Scaling
+from memplan.autodiff.optimizers.scaling import LossScale, ScaledGradients
 from memplan.ir.roles import FOUND_INF, LOSS_SCALE, Role
-from memplan.shapes.tensor_type import TensorType
+from memplan.shapes.tensor_type import TensorType, value_info
 
 _EPSILON = 1e-6
 """``torch.nn.utils.clip_grad_norm_`` adds it to the norm that it divides by."""
@@ -46,12 +49,8 @@ def members_of(optimizer: Optimizer, parameters: Sequence[str]) -> dict[str, Mem
     return {name: Member(optimizer, decays=name not in fixed) for name in parameters}
 
 
-class Updates(GradientSink):
-    """Makes the updates of one graph.
-
-    ``new_values`` maps graph outputs to the inputs whose next value they are; ``inputs`` are those
-    that were made. Both are complete when the graph is.
-    """
+class Updates(ScaledGradients):
+    """Makes the updates of one graph."""
 
     def __init__(
         self,
@@ -71,57 +70,39 @@ class Updates(GradientSink):
             scale: the loss scale, by which gradients are divided first; None: there is none.
             averages: what follows the parameters; None: nothing does.
         """
-        super().__init__()
         self.members = {
             name: replace(member, optimizer=member.optimizer.suited(types[name]))
             for name, member in members.items()
         }
-        self.joined = joined_names(self.members, types)
-        self.wide = any(types[name].dtype == DOUBLE for name in members)
         decays = {m.optimizer.weight_decay for m in self.members.values() if m.decays}
-        self.inputs = UpdateInputs(feeds_decay=len(decays - {0.0}) == 1 and not self.wide)
+        self.wide = any(types[name].dtype == DOUBLE for name in members)
+        super().__init__(scale, feeds_decay=len(decays - {0.0}) == 1 and not self.wide)
+        self.joined = joined_names(self.members, types)
         self.optimizer = next(iter(self.members.values())).optimizer
         self.scaled = scaled
-        self.scaling = Scaling(scale, self.inputs) if scale is not None else None
         self.found_infs: Mapping[int, Value] = {}
         self.averages = averages
         self.latest: dict[str, Value] = {}
-        self.new_values: dict[str, str] = {}
         self.waiting: dict[str, Value] = {}
         self.squares: list[Value] = []
 
-    def _builder(self, emitter: Emitter, name: str) -> UpdateBuilder:
-        member = self.members[name]
-        skipped = self.found_infs.get(member.owner)
-        return UpdateBuilder(emitter, member, self.inputs, skipped)
-
-    def seed(self, emitter: Emitter, y: Value) -> Value:
-        """1, or the loss scale."""
-        return super().seed(emitter, y) if self.scaling is None else self.scaling.seed(emitter, y)
-
     def roles(self) -> Mapping[str, Role]:
-        """Of hyperparameters, optimizer state and the step counter."""
+        """Of hyperparameters, optimizer state, step counters and averages."""
         averages = () if self.averages is None else self.averages.names(self.members)
-        return {**self.inputs.roles(), **dict.fromkeys(averages, Role.AVERAGE)}
-
-    @property
-    def hyperparameters(self) -> Mapping[str, float]:
-        """Those that the updates brought."""
-        return self.inputs.hyperparameters
+        return {**super().roles(), **dict.fromkeys(averages, Role.AVERAGE)}
 
     def take(self, emitter: Emitter, name: str, grad: Value) -> Mapping[str, Value]:
-        """Update a parameter; or keep its gradient, if all are clipped together."""
-        build = self._builder(emitter, name)
+        """Update a parameter; or keep its gradient, if it has to wait for others."""
         with emitter.scope(update_scope(name)):
-            grad = self._unscaled(build, grad)
+            grad = self._unscaled(emitter, name, grad)
             if self.optimizer.clip_value:
                 bound = self.optimizer.clip_value
-                grad = build.op("Clip", grad, -bound, bound)
+                grad = emitter.op("Clip", grad, -bound, bound)
             if self.optimizer.clip_norm:
-                wide = build.operations.cast(grad, self._norm_type)
-                self.squares.append(build.op("ReduceSumSquare", wide, keepdims=0))
+                wide = Operations(emitter).cast(grad, DOUBLE if self.wide else FLOAT)
+                self.squares.append(emitter.op("ReduceSumSquare", wide, keepdims=0))
             elif self.scaling is None and name not in self.joined:
-                return self._update(build, grad, build.emitter.tensor(name))
+                return self._update(emitter, {name: grad})
         self.waiting[name] = grad
         return {}
 
@@ -134,14 +115,11 @@ class Updates(GradientSink):
             self.found_infs = scaling.found_infs(emitter)
             found_inf = scaling.any_inf(emitter, self.found_infs.values())
             outputs[emitter.fresh(FOUND_INF)] = found_inf
-        if self.squares:
-            with emitter.scope(update_scope("clip_norm")):
-                factor = self._factor(self._builder(emitter, next(iter(self.waiting))))
+        factor = self._clipping_factor(emitter) if self.squares else None
         for names in dict.fromkeys(self.joined.get(name, (name,)) for name in self.waiting):
+            grads = {name: self.waiting[name] for name in names if name in self.waiting}
             with emitter.scope(update_scope(names[0] if len(names) == 1 else VECTORS)):
-                build, grad, weight = self._waited(emitter, names)
-                clipped = grad * build.cast(factor, grad) if self.squares else grad
-                outputs |= self._update(build, clipped, weight)
+                outputs |= self._update(emitter, grads, factor)
         outputs |= self._named(emitter, self.inputs.counter_values)
         if scaling is not None:
             with emitter.scope(update_scope(LOSS_SCALE)):
@@ -152,48 +130,36 @@ class Updates(GradientSink):
             outputs |= self._named(emitter, found)
         return outputs
 
-    def _waited(self, emitter: Emitter, names: Sequence[str]) -> tuple[UpdateBuilder, Value, Value]:
-        """The builder, gradient and parameter of an update; those of several, joined."""
-        names = [name for name in names if name in self.waiting]
-        grads = [self.waiting[name] for name in names]
-        if len(names) == 1:
-            return self._builder(emitter, names[0]), grads[0], emitter.tensor(names[0])
-        member = self.members[names[0]]
-        skipped = self.found_infs.get(member.owner)
-        build = JoinedBuilder(emitter, member, self.inputs, skipped, names)
-        return build, build.joined(grads), build.weight
-
-    def _unscaled(self, build: UpdateBuilder, grad: Value) -> Value:
+    def _unscaled(self, emitter: Emitter, name: str, grad: Value) -> Value:
         """A gradient as the optimizer is to see it, but for clipping."""
-
-        def share(dtype: int) -> Value | None:
-            return build.number(SCALE, 1.0, dtype) if self.scaled else None
-
         if self.scaling is not None:
-            return self.scaling.unscaled(build.emitter, grad, share, build.member.owner)
-        factor = share(grad.dtype)
-        return grad if factor is None else grad * factor
+            owner = self.members[name].owner
+            return self.scaling.unscaled(emitter, grad, owner, scaled=self.scaled)
+        if not self.scaled:
+            return grad
+        share = self.inputs.number(emitter, SCALE, 1.0)
+        return grad * Operations(emitter).cast(share, grad.dtype)
 
-    @property
-    def _norm_type(self) -> int:
-        return DOUBLE if self.wide else FLOAT
-
-    def _factor(self, build: UpdateBuilder) -> Value:
+    def _clipping_factor(self, emitter: Emitter) -> Value:
         """What all gradients are multiplied by: clip_norm / their norm, but at most 1."""
-        total = build.op("Sqrt", build.op("Sum", *self.squares))
         most = self.optimizer.clip_norm
-        bound = most if self.wide else build.number(CLIP_NORM, most, FLOAT)
-        return build.op("Min", bound / (total + _EPSILON), 1.0)
+        with emitter.scope(update_scope("clip_norm")):
+            total = emitter.op("Sqrt", emitter.op("Sum", *self.squares))
+            bound = most if self.wide else self.inputs.number(emitter, CLIP_NORM, most)
+            return emitter.op("Min", bound / (total + _EPSILON), 1.0)
 
-    def _update(self, build: UpdateBuilder, grad: Value, weight: Value) -> dict[str, Value]:
-        optimizer = build.member.optimizer
-        build.rate(weight)  # the first of the inputs
-        grad = build.cast(grad, weight)
-        found = optimizer.update(build, weight, -grad if optimizer.maximize else grad)
-        renewed = {old: build.renewed(build.emitter.tensor(old), n) for old, n in found.items()}
-        renewed = build.apart(renewed)
+    def _update(
+        self, emitter: Emitter, grads: Mapping[str, Value], factor: Value | None = None
+    ) -> dict[str, Value]:
+        """Update a parameter, or several vectors at once; ``factor``: of their gradients."""
+        member = self.members[next(iter(grads))]
+        skipped = self.found_infs.get(member.owner)
+        build = UpdateBuilder(emitter, member, self.inputs, grads, skipped)
+        if factor is not None:
+            build.gradient = build.gradient * build.own_cast(factor, build.gradient.dtype)
+        renewed = build.new_values()
         self.latest |= {name: new for name, new in renewed.items() if name in self.members}
-        return self._named(build.emitter, renewed)
+        return self._named(emitter, renewed)
 
     def _named(self, emitter: Emitter, found: Mapping[str, Value]) -> dict[str, Value]:
         outputs = {}
@@ -202,3 +168,37 @@ class Updates(GradientSink):
             self.new_values[output] = old
             outputs[output] = new
         return outputs
+
+
+def build_update(
+    step: onnx.ModelProto,
+    gradients: Mapping[str, str],
+    types: Mapping[str, TensorType],
+    updates: Updates,
+) -> onnx.ModelProto:
+    """The graph that updates the parameters of a training graph: gradients come in.
+
+    For gradients that are summed over several batches before they are used: they are multiplied by
+    the input ``gradient_scale`` (1 over the number of batches) before anything else; of a loss that
+    is scaled, also divided by the scale, which all batches share. Parameters are inputs without a
+    default: their values are those of the training graph.
+
+    Args:
+        step: the training graph, for its opset; it is not changed.
+        gradients: its outputs that are gradients → its parameters. They are inputs of the same
+            names here.
+        types: of the parameters.
+        updates: makes the updates, of gradients that are ``scaled``.
+    """
+    model = onnx.ModelProto(ir_version=step.ir_version, producer_name=step.producer_name)
+    model.opset_import.extend(item for item in step.opset_import if item.domain in ("", "ai.onnx"))
+    model.graph.name = f"{step.graph.name or 'graph'}_update"
+    for gradient, name in gradients.items():
+        model.graph.input.extend(value_info(given, types[name]) for given in (name, gradient))
+    emitter = emitter_for(model, ())
+    outputs: dict[str, Value] = {}
+    for gradient, name in gradients.items():
+        outputs.update(updates.take(emitter, name, emitter.tensor(gradient)))
+    outputs.update(updates.finish(emitter))
+    append(model, emitter, outputs)
+    return model

@@ -14,7 +14,7 @@ from helpers.graphs import open_text, parse
 from memplan.api.grad.differentiate import grad
 from memplan.api.grad.training_graph import GradOptions, TrainingGraph
 from memplan.autodiff.optimizers import joined
-from memplan.autodiff.optimizers.adaptive import AdamW
+from memplan.autodiff.optimizers.formulas import KINDS
 from memplan.autodiff.optimizers.optimizer import Member
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.ir.contract import find_contract
@@ -107,7 +107,7 @@ def test_layers_do_not_wait_for_each_other() -> None:
     kinds = ("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias")
     names = [f"stages.{s}.blocks.{b}.{kind}" for s in "01" for b in "01" for kind in kinds]
     names += ["stages.0.down.weight", "norm.weight", "norm.bias", "head.bias", "cls"]
-    member = Member(AdamW())
+    member = Member(KINDS["adamw"]())
     types = dict.fromkeys(names, TensorType(onnx.TensorProto.FLOAT, (8,)))
     found = joined.joined_names(dict.fromkeys(names, member), types)
     groups = set(found.values())

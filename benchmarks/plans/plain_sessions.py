@@ -121,7 +121,7 @@ def run(path: Path, share: str, dims: dict[str, int], seconds: float) -> Result:
         taken = time.perf_counter() - start
         after = measure(target, request, archive, folder / "after.npz")
         equal = _equality(folder, before)
-        ran = time_nodes(target, request, archive, target.parent)
+        ran = time_nodes(target, request, archive)
     nodes = [item for each in ran for item in each.nodes.items()]
     ours = [seconds for name, seconds in nodes if name.startswith("memplan/")]
     added = 100 * sum(ours) / sum(each.total for each in ran)

@@ -189,7 +189,7 @@ def _profile(model: OpenModel, options: ProfileOptions) -> Profile:
     with saved_inputs(feeds) as (folder, archive):
         copy = folder / f"{prepared.path.stem}.onnx"
         names, weights = _write_numbered(prepared, copy)
-        runs = time_nodes(copy, request, archive, weights.parent, options.time_limit)
+        runs = time_nodes(copy, request, archive, weights, options.time_limit)
     kept = steady(runs)
     found = medians(kept)
     seconds = {name: found[number] for number, name in names.items() if number in found}

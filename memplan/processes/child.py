@@ -1,60 +1,90 @@
-"""Child processes, which do not outlive the program.
+"""One call in another process, which does not outlive the program.
 
-A child watches a pipe that only its parent holds open: when the parent ends, however it ends, the
+A process of its own keeps measurements apart, and lets its parent survive whatever happens there.
+The child watches a pipe that only its parent holds open: when the parent ends, however it ends, the
 pipe closes, and the child removes the parent's scratch folders and ends as well.
 
-    python -m memplan.processes.child FOLDERS MODULE ARGUMENT...
+    python -m memplan.processes.child FOLDERS FOLDER
 
-is the child: it calls ``main(ARGUMENT...)`` of MODULE; FOLDERS is a JSON list of paths.
+is the child: FOLDERS is a JSON list of the parent's folders, FOLDER where it finds the call and
+leaves the answer.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
-from memplan.processes.scratch import open_folders
+from memplan.processes.scratch import open_folders, scratch_folder
+
+_CALL, _ANSWER = "call", "answer"
+_LONGEST_SECONDS = 10**6  # what the system can wait for ends at 2**31 milliseconds
 
 
-@contextmanager
-def started(
-    module: str,
-    *arguments: str,
+class ChildError(Exception):
+    """A call failed; the text is that of its exception, or says how the process died."""
+
+
+def call(
+    function: str,
+    *arguments: object,
     environment: Mapping[str, str] | None = None,
-    output: int = subprocess.PIPE,
-) -> Iterator[subprocess.Popen[str]]:
-    """A child that runs ``main(*arguments)`` of a module, and ends when this process does.
+    time_limit: float | None = None,
+) -> Any:
+    """What a function gives in a process of its own, which ends when this one does.
 
-    When the block is left by an exception, the child is killed; else it is waited for.
+    ``multiprocessing`` would run the user's script once more, and imports from the current folder.
 
     Args:
-        module: its name.
-        arguments: texts.
+        function: ``module:name``; its module is imported in the child only.
+        arguments: what can be pickled, as is what the function gives.
         environment: variables that the child gets besides those of this process.
-        output: where its stdout and stderr go, as :class:`subprocess.Popen` takes it.
+        time_limit: seconds after which the child is killed, up to some days; None: never.
 
     Raises:
+        ChildError: the function failed, or the process died.
         OSError: no process can be started.
+        subprocess.TimeoutExpired: it took longer than ``time_limit``.
     """
+    if time_limit is not None and time_limit > _LONGEST_SECONDS:
+        time_limit = None
+    with scratch_folder() as folder:
+        (folder / _CALL).write_bytes(pickle.dumps((function, arguments)))
+        # What the child leaves behind when it is killed goes with the folder.
+        variables = {"TMPDIR": str(folder), **(environment or {})}
+        code, errors = _run(folder, variables, time_limit)
+        if not (folder / _ANSWER).exists():
+            raise ChildError(_death(code, errors))
+        succeeded, answer = pickle.loads((folder / _ANSWER).read_bytes())
+    if not succeeded:
+        raise ChildError(answer)
+    return answer
+
+
+def _run(folder: Path, variables: Mapping[str, str], time_limit: float | None) -> tuple[int, str]:
+    """Run a child to its end: its exit code, and what it printed on stderr."""
     # No import from the current directory: "-m" would run a numpy.py that lies beside a model.
     command = [sys.executable, "-P", "-m", "memplan.processes.child"]
     own = {"PYTHONSAFEPATH": "1", "PYTHONWARNINGS": "ignore"}
     reader, writer = os.pipe()
     try:
         process = subprocess.Popen(
-            [*command, json.dumps(open_folders()), module, *arguments],
+            [*command, json.dumps(open_folders()), str(folder)],
             stdin=reader,
-            stdout=output,
-            stderr=output,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, **own, **(environment or {})},
+            env={**os.environ, **own, **variables},
         )
     except BaseException:
         os.close(writer)
@@ -64,12 +94,24 @@ def started(
     try:
         with process:
             try:
-                yield process
+                _, errors = process.communicate(timeout=time_limit)
             except BaseException:
                 process.kill()
                 raise
     finally:
         os.close(writer)
+    return process.returncode, errors
+
+
+def _death(code: int, errors: str) -> str:
+    """How a process that ended with ``code`` died, in a line."""
+    if code == -signal.SIGKILL:
+        return "the process was killed, most likely because the machine is out of memory"
+    if code < 0:
+        known = -code in {*signal.Signals}  # real-time signals have no names
+        return f"the process died with {signal.Signals(-code).name if known else f'signal {-code}'}"
+    lines = errors.strip().splitlines()
+    return lines[-1] if lines else f"exit code {code}"
 
 
 def _follow_parent(folders: Sequence[str]) -> None:
@@ -86,12 +128,21 @@ def _follow_parent(folders: Sequence[str]) -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Follow the parent, and run what it asks for."""
-    folders, module, *rest = arguments
+def main(folders: str, folder: str) -> None:
+    """Follow the parent, and answer its call."""
     _follow_parent(json.loads(folders))
-    return int(import_module(module).main(*rest) or 0)
+    place = Path(folder)
+    function, arguments = pickle.loads((place / _CALL).read_bytes())
+    module, _, name = function.partition(":")
+    called = getattr(import_module(module), name)
+    try:
+        answer = True, called(*arguments)
+    except Exception as error:  # whoever asked words it for the user
+        answer = False, str(error)
+    part = place / f"{_ANSWER}.part"  # of a child that is killed meanwhile, there is no answer
+    part.write_bytes(pickle.dumps(answer))
+    part.rename(place / _ANSWER)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(*sys.argv[1:])

@@ -6,29 +6,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx.parser
 import onnxruntime as ort
-from onnx import helper, numpy_helper
 
 from memplan.runtime.bound import placed
 from memplan.runtime.counting import CountingAllocator
-from memplan.runtime.gpu import find_gpu, free_bytes
-from memplan.runtime.messages import Started
-from memplan.runtime.providers import PROVIDER_NAMES
-from memplan.runtime.sessions import run_step
+from memplan.runtime.gpu import free_bytes, unused_bytes
+from memplan.runtime.messages import RunRequest, Start
+from memplan.runtime.sessions import open_session, run_step
 
-PROVIDER = PROVIDER_NAMES["cuda"]
 TIGHT_ARENA = {"arena_extend_strategy": "kSameAsRequested"}
 """Provider options that keep the arena near what is asked for."""
 
 MakeSession = Callable[[Mapping[str, str]], Any]
 """A session with further options of the provider."""
-
-
-def device_free() -> int | None:
-    """Free bytes of the device, with or without a context in this process."""
-    gpu = find_gpu()
-    return None if isinstance(gpu, str) or gpu.free_bytes is None else gpu.free_bytes
 
 
 def counted_peak(make: MakeSession, feeds: Mapping[str, Any]) -> int:
@@ -63,41 +54,28 @@ def resident_step(session: Any, feeds: Mapping[str, Any]) -> Callable[[], None]:
     return step
 
 
-def trivial_model() -> bytes:
-    """A product of two matrices: it needs a kernel library, so all of the runtime must be there."""
-    value = helper.make_tensor_value_info
-    kind = onnx.TensorProto.FLOAT
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "trivial",
-        [value("x", kind, [8, 8])],
-        [value("y", kind, [8, 8])],
-        [numpy_helper.from_array(np.ones((8, 8), np.float32), "w")],
-    )
-    imports = [helper.make_opsetid("", 17)]
-    model = helper.make_model(graph, opset_imports=imports, ir_version=8)
-    return bytes(model.SerializeToString())
+# A product of two matrices: it needs a kernel library, so all of the runtime must be there.
+_TRIVIAL = """<ir_version: 8, opset_import: ["" : 17]>
+trivial (float[8, 8] x) => (float[8, 8] y) { y = MatMul(x, x) }"""
 
 
-def start_provider(provider: str) -> Started:
-    """Run a trivial model on ``provider`` alone; what that took of the device.
+def start_provider(request: RunRequest) -> Start:
+    """Run a trivial model on the provider that is asked for alone; what that took of the device.
 
     Raises:
         RuntimeError: the provider did not start, or the node ran elsewhere.
     """
-    before = device_free() if provider == PROVIDER else None
+    before = unused_bytes(request.provider)
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    session = ort.InferenceSession(trivial_model(), options, providers=[provider])
-    if session.get_providers()[0] != provider:
-        raise RuntimeError(f"{provider} did not start; the session fell back to the CPU")
-    session.disable_fallback()
+    session = open_session(onnx.parser.parse_model(_TRIVIAL).SerializeToString(), request, options)
     x = np.ones((8, 8), np.float32)
     y = session.run(None, {"x": x})[0]
-    after = device_free() if provider == PROVIDER else None
-    return Started(
-        version=ort.__version__,
+    after = unused_bytes(request.provider)
+    return Start(
+        provider=request.provider,
+        problem="",
         right=bool(np.array_equal(y, x @ x)),
         taken_bytes=None if before is None or after is None else before - after,
-        free_bytes=free_bytes() if provider == PROVIDER else None,
+        free_bytes=free_bytes() if request.provider == "cuda" else None,
     )

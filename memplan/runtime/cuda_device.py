@@ -9,28 +9,13 @@ from memplan.errors import ProviderMissingError, RuntimeUnavailableError
 from memplan.runtime.gpu import Gpu, find_gpu
 from memplan.runtime.installed import installed_package
 from memplan.runtime.measure import run_child
-from memplan.runtime.messages import RunRequest, Started, StartTask
+from memplan.runtime.messages import RunRequest, Start
 from memplan.runtime.providers import PROVIDER_NAMES, PROVIDERS
 from memplan.runtime.room import machine_memory
 from memplan.runtime.run_failures import INSTALL_CUDA
 from memplan.runtime.times import device_name
 
 SCHEMA = "memplan.device/1"
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """How a provider started with a trivial model; ``problem`` is empty if it did.
-
-    ``taken_bytes``: how far the free memory of the device fell by that (context, kernels,
-    libraries); None where nobody says. ``right``: the result was right.
-    """
-
-    provider: str
-    problem: str
-    right: bool
-    taken_bytes: int | None
-    free_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +71,12 @@ def describe_device() -> Machine:
     starts, version = [], ""
     for provider in PROVIDERS:
         try:
-            result = start(provider)
+            version, found = start(provider)
         except RuntimeUnavailableError as error:
             if provider == "cpu":
                 raise
-            starts.append(Start(provider, error.message, False, None, None))
-            continue
-        version = result.version
-        starts.append(Start(provider, "", result.right, result.taken_bytes, result.free_bytes))
+            found = Start(provider, error.message)
+        starts.append(found)
     memory = machine_memory()
     return Machine(
         runtime=version,
@@ -109,14 +92,15 @@ def describe_device() -> Machine:
     )
 
 
-def start(provider: str) -> Started:
-    """Run a trivial model on ``provider`` in a child process.
+def start(provider: str) -> tuple[str, Start]:
+    """Run a trivial model on ``provider`` in a child process; the runtime's version with it.
 
     Raises:
         RuntimeUnavailableError: it does not start; on CUDA with what to install.
     """
-    task = StartTask(RunRequest(provider=provider))
-    return run_child(task, Started, f"starting {PROVIDER_NAMES[provider]}")
+    what = f"starting {PROVIDER_NAMES[provider]}"
+    found: tuple[str, Start] = run_child("start", RunRequest(provider=provider), what)
+    return found
 
 
 def require(provider: str) -> None:

@@ -64,6 +64,13 @@ def find_gpu() -> Gpu | str:
     )
 
 
+def unused_bytes(provider: str) -> int | None:
+    """Free memory of the provider's device, with or without a context in this process; None on the
+    CPU and where nobody says."""
+    gpu = find_gpu() if provider == "cuda" else ""
+    return None if isinstance(gpu, str) else gpu.free_bytes
+
+
 def free_bytes() -> int | None:
     """Free memory of the device in a process that has a context (``cudaMemGetInfo``)."""
     runtime = cuda_runtime()

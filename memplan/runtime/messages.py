@@ -1,14 +1,11 @@
-"""What a process asks of the child that runs a model for it, and what the child answers.
-
-Every task and every answer is a frozen dataclass that crosses as one JSON file. Paths are texts.
-"""
+"""How a model is run, and what comes of it: plain values, which go to child processes and back."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,92 +36,14 @@ class RunRequest:
         return bool(self.in_place or self.second)
 
 
-# --- Tasks ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(NamedTuple):
     """Archives of one draw: the ``inputs`` to run on, and where its ``outputs`` are saved."""
 
-    inputs: str
-    outputs: str
+    inputs: Path
+    outputs: Path
 
 
-@dataclass(frozen=True, slots=True)
-class MeasureTask:
-    """Run ``model`` under the profiler, twice on ``inputs`` and once on every ``further`` draw;
-    then ``runs`` times on ``inputs`` for its time, and not at all without the profiler if ``runs``
-    is 0. The first run's outputs are saved at ``outputs``. The answer is a :class:`Measurement`.
-
-    In this and other tasks ``weights`` is the folder that external data is relative to; None: that
-    of the model.
-    """
-
-    model: str
-    request: RunRequest
-    inputs: str
-    outputs: str
-    further: tuple[Draw, ...] = ()
-    weights: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TimeTask:
-    """Run ``model`` under the profiler, ``warm_up`` runs that do not count first.
-
-    The answer is :class:`Timed`.
-    """
-
-    model: str
-    request: RunRequest
-    inputs: str
-    warm_up: int
-    weights: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizeTask:
-    """Save ``model`` at ``output`` as the runtime optimizes it offline at the level *extended*,
-    without the optimizers in ``disabled``. The answer is :class:`Saved`."""
-
-    model: str
-    request: RunRequest
-    output: str
-    weights: str | None = None
-    disabled: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class LoadTask:
-    """Save ``model`` at ``output`` as a session holds it. The answer is :class:`Saved`.
-
-    ``portable``: without what depends on the processor (:mod:`memplan.runtime.optimize`).
-    ``indices``: the answer has ``order``.
-    """
-
-    model: str
-    request: RunRequest
-    output: str
-    weights: str | None = None
-    portable: bool = False
-    indices: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StartTask:
-    """Run a trivial model on the provider that is asked for. The answer is :class:`Started`."""
-
-    request: RunRequest
-
-
-Task = MeasureTask | TimeTask | OptimizeTask | LoadTask | StartTask
-
-
-# --- Answers ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class NodeRun:
+class NodeRun(NamedTuple):
     """One node of the first run: who ran it, and the bytes in use when it ended."""
 
     name: str
@@ -133,31 +52,7 @@ class NodeRun:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class ProfiledRuns:
-    """Two runs on the same inputs under the profiler, and one for every further draw.
-
-    ``dynamic_bytes`` is the peak of requested bytes in use in the first run,
-    ``second_run_dynamic_bytes`` in the second, ``further_dynamic_bytes`` in the runs on further
-    draws, all less what was in use before (``base_bytes``: small initializers). ``arena_bytes``:
-    what the arena held. ``second_run_digests``: of its outputs, see
-    :func:`memplan.runtime.archive.digests`. ``failed``: why a further draw could not be run, in the
-    runtime's words; it and all after it then have no bytes.
-    """
-
-    output_names: tuple[str, ...]
-    nodes: tuple[NodeRun, ...]
-    base_bytes: int
-    dynamic_bytes: int
-    second_run_dynamic_bytes: int
-    arena_bytes: int
-    further_dynamic_bytes: tuple[int, ...] = ()
-    second_run_digests: tuple[str, ...] = ()
-    failed: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CudaMeasurement:
+class CudaMeasurement(NamedTuple):
     """What is measured on CUDA only.
 
     ``counted_peak_bytes``: an allocator of our own saw so many bytes asked for at once, kernel
@@ -172,13 +67,30 @@ class CudaMeasurement:
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement(ProfiledRuns):
-    """What one model did in one kind of session.
+class Measurement:
+    """What one model did in one kind of session: two runs on the same inputs under the profiler,
+    one for every further draw, and some without it.
 
-    ``rss_growth_bytes``: how far the resident set of the process grew in a run without the
-    profiler; ``seconds_median``: of the timed runs.
+    ``dynamic_bytes`` is the peak of requested bytes in use in the first run,
+    ``second_run_dynamic_bytes`` in the second, ``further_dynamic_bytes`` in the runs on further
+    draws, all less what was in use before (``base_bytes``: small initializers). ``arena_bytes``:
+    what the arena held. ``second_run_digests``: of its outputs, see
+    :func:`memplan.runtime.archive.digests`. ``failed``: why a further draw could not be run, in the
+    runtime's words; it and all after it then have no bytes.
+
+    Without the profiler: ``rss_growth_bytes``, how far the resident set of the process grew in the
+    first run; ``seconds_median``, of the timed ones.
     """
 
+    output_names: tuple[str, ...]
+    nodes: tuple[NodeRun, ...]
+    base_bytes: int
+    dynamic_bytes: int
+    second_run_dynamic_bytes: int
+    arena_bytes: int
+    further_dynamic_bytes: tuple[int, ...] = ()
+    second_run_digests: tuple[str, ...] = ()
+    failed: str = ""
     rss_growth_bytes: int = 0
     seconds_median: float | None = None
     cuda: CudaMeasurement | None = None
@@ -197,15 +109,7 @@ class RunTimes:
         return sum(self.nodes.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """The runs after the warm-up."""
-
-    runs: tuple[RunTimes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(NamedTuple):
     """The file was written by the runtime of this ``version``.
 
     ``order`` has the first output of every node, bodies included, by the runtime's node index.
@@ -216,80 +120,16 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """A provider ran a trivial model; ``right``: with the right result.
+class Start:
+    """How a provider started with a trivial model; ``problem`` is empty if it did.
 
-    ``taken_bytes`` is how far the device's free memory fell by that, ``free_bytes`` what is left;
-    None on the CPU and where nobody says.
+    ``right``: the result was right. ``taken_bytes``: how far the free memory of the device fell by
+    that (context, kernels, libraries), ``free_bytes`` what is left; None on the CPU and where
+    nobody says.
     """
 
-    version: str
-    right: bool
-    taken_bytes: int | None
-    free_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The task failed, in the runtime's own words."""
-
-    error: str
-
-
-Answer = Measurement | Timed | Saved | Started | Failure
-
-
-# --- Across -----------------------------------------------------------------------------------
-
-
-def encode(message: Task | Answer) -> str:
-    """The message as JSON text."""
-    return json.dumps({"message": type(message).__name__, **asdict(message)})
-
-
-def decode_task(text: str) -> Task:
-    """The task that :func:`encode` wrote."""
-    message = _decoded(text)
-    assert isinstance(message, Task)
-    return message
-
-
-def decode_answer(text: str) -> Answer:
-    """The answer that :func:`encode` wrote."""
-    message = _decoded(text)
-    assert isinstance(message, Answer)
-    return message
-
-
-def _many(kind: type[Any]) -> Callable[[Any], object]:
-    return lambda rows: tuple(kind(**row) for row in rows)
-
-
-_REQUEST: dict[str, Callable[[Any], object]] = {"request": lambda values: RunRequest(**values)}
-# The fields of a message that are not plain JSON values.
-_PARTS: dict[type[Any], dict[str, Callable[[Any], object]]] = {
-    MeasureTask: {**_REQUEST, "further": _many(Draw)},
-    TimeTask: _REQUEST,
-    OptimizeTask: {**_REQUEST, "disabled": tuple},
-    LoadTask: _REQUEST,
-    StartTask: _REQUEST,
-    Measurement: {
-        "output_names": tuple,
-        "nodes": _many(NodeRun),
-        "cuda": lambda values: values and CudaMeasurement(**values),
-        "further_dynamic_bytes": tuple,
-        "second_run_digests": tuple,
-    },
-    Timed: {"runs": _many(RunTimes)},
-    Saved: {"order": tuple},
-    Started: {},
-    Failure: {},
-}
-_KINDS = {kind.__name__: kind for kind in _PARTS}
-
-
-def _decoded(text: str) -> object:
-    values = json.loads(text)
-    kind = _KINDS[values.pop("message")]
-    parts = _PARTS[kind]
-    return kind(**{k: parts[k](value) if k in parts else value for k, value in values.items()})
+    provider: str
+    problem: str
+    right: bool = False
+    taken_bytes: int | None = None
+    free_bytes: int | None = None

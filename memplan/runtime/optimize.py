@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import onnx.parser
+
 from memplan.runtime.measure import run_child
-from memplan.runtime.messages import LoadTask, OptimizeTask, RunRequest, Saved
+from memplan.runtime.messages import RunRequest, Saved
+
+_ONE_CHANNEL = """<ir_version: 8, opset_import: ["" : 17]>
+one_channel (float[1, 3, 1, 1] x) => (float[1, 1, 1, 1] y) <float[1, 3, 1, 1] w = {1, 1, 1}>
+{ y = Conv(x, w) }"""
 
 
 def optimize_offline(
@@ -34,8 +40,8 @@ def optimize_offline(
     """
     # Bound dimensions would be written into the file and change its interface.
     request = RunRequest("default", provider)
-    task = OptimizeTask(str(model), request, str(output), _text(weights), tuple(disabled))
-    run_child(task, Saved, f"optimizing {model.name}")
+    what = f"optimizing {model.name}"
+    run_child("optimize", request, what, model, output, weights, tuple(disabled))
 
 
 def save_as_loaded(
@@ -65,8 +71,9 @@ def save_as_loaded(
         RuntimeUnavailableError: the runtime refused the model or the provider is missing.
     """
     request = RunRequest(session, provider)
-    task = LoadTask(str(model), request, str(output), _text(weights), portable, session == "tuned")
-    return run_child(task, Saved, f"loading {model.name}")
+    what = f"loading {model.name}"
+    found: Saved = run_child("load", request, what, model, output, weights, portable)
+    return found
 
 
 def channels_per_block(folder: Path) -> int:
@@ -80,23 +87,7 @@ def channels_per_block(folder: Path) -> int:
     Raises:
         RuntimeUnavailableError: the runtime does not start.
     """
-    import onnx
-    from onnx import helper
-
-    weight = helper.make_tensor("w", onnx.TensorProto.FLOAT, [1, 3, 1, 1], [1.0] * 3)
-    graph = helper.make_graph(
-        [helper.make_node("Conv", ["x", "w"], ["y"])],
-        "one_channel",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 3, 1, 1])],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 1, 1, 1])],
-        [weight],
-    )
     path, saved = folder / "one_channel.onnx", folder / "one_channel_loaded.onnx"
-    opset = helper.make_opsetid("", 17)
-    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
+    onnx.save(onnx.parser.parse_model(_ONE_CHANNEL), path)
     save_as_loaded(path, saved, "default", "cpu")
     return max(int(tensor.dims[0]) for tensor in onnx.load(saved).graph.initializer)
-
-
-def _text(weights: Path | None) -> str | None:
-    return None if weights is None else str(weights.parent.resolve())

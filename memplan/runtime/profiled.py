@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memplan.runtime.archive import digests
-from memplan.runtime.messages import NodeRun, ProfiledRuns, RunRequest
+from memplan.runtime.archive import digests, load_arrays, save_arrays
+from memplan.runtime.messages import Draw, Measurement, NodeRun, RunRequest
 from memplan.runtime.providers import PROVIDER_NAMES
 from memplan.runtime.sessions import open_session, run_step
 from memplan.runtime.times import Event, node_name, split_runs
@@ -24,12 +23,9 @@ Keep = Callable[[list[Any]], None]
 Step = Callable[[Feeds], list[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class FurtherDraw:
-    """Inputs for a further run, loaded when it comes; ``keep`` is given its outputs."""
-
-    load: Callable[[], Feeds]
-    keep: Keep
+def save_outputs(path: Path, outputs: Sequence[Any]) -> None:
+    """Save outputs by their place: ``o0``, ``o1``, ..."""
+    save_arrays(path, {f"o{k}": value for k, value in enumerate(outputs)})
 
 
 def profiled_runs(
@@ -38,9 +34,9 @@ def profiled_runs(
     feeds: Feeds,
     options: Any,
     keep: Keep = lambda outputs: None,
+    further: Sequence[Draw] = (),
     more: Mapping[str, str] | None = None,
-    further: Sequence[FurtherDraw] = (),
-) -> ProfiledRuns:
+) -> Measurement:
     """Two runs under the profiler, and one more for every further draw.
 
     Args:
@@ -50,8 +46,8 @@ def profiled_runs(
         options: ``onnxruntime.SessionOptions``, which get a profile file.
         keep: is given the outputs of the first run; they must be gone before the second, or they
             would count as in use there. Of the second run's, digests are kept.
-        more: further options of the provider.
         further: draws for the runs after the second. The first that fails ends them.
+        more: further options of the provider.
 
     Figures are of the memory of the provider that was asked for.
     """
@@ -68,7 +64,7 @@ def profiled_runs(
     first = split_runs(events)[0][1]
     own = own_nodes(first, request.provider)
     dynamic = dynamic_peaks(events, request.provider)[: 2 + done]
-    return ProfiledRuns(
+    return Measurement(
         output_names=tuple(names),
         nodes=tuple(_node_run(event) for event in first),
         base_bytes=_base(own),
@@ -89,14 +85,14 @@ def _stepper(session: Any, request: RunRequest) -> Step:
     return lambda feeds: run_bound(session, feeds, request)
 
 
-def _run_further(step: Step, further: Sequence[FurtherDraw]) -> tuple[int, str]:
+def _run_further(step: Step, further: Sequence[Draw]) -> tuple[int, str]:
     """How many draws ran, and why the next one did not."""
     for count, draw in enumerate(further):
         try:
-            outputs = step(draw.load())
+            outputs = step(load_arrays(draw.inputs))
         except Exception as error:  # the runtime's own; whoever asked judges what it means
             return count, " ".join(str(error).split()) or type(error).__name__
-        draw.keep(outputs)
+        save_outputs(draw.outputs, outputs)
         del outputs
     return len(further), ""
 

@@ -1,8 +1,7 @@
-"""Runs one task in a process of its own and reports what came of it.
+"""What child processes do for :func:`memplan.runtime.measure.run_child`: one function per question.
 
-    python -m memplan.processes.child FOLDERS memplan.runtime.run_child TASK.json ANSWER.json
-
-See :mod:`memplan.runtime.messages` for both.
+``weights`` is the model beside which external data lies, None if it is ``model``. Whatever the
+runtime raises is the answer, too.
 """
 
 from __future__ import annotations
@@ -12,215 +11,168 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
 
-from memplan.runtime.archive import load_arrays, save_arrays
+from memplan.runtime.archive import load_arrays
+from memplan.runtime.gpu import unused_bytes
 from memplan.runtime.messages import (
-    Answer,
     CudaMeasurement,
-    Failure,
-    LoadTask,
+    Draw,
     Measurement,
-    MeasureTask,
-    OptimizeTask,
-    ProfiledRuns,
     RunRequest,
+    RunTimes,
     Saved,
-    StartTask,
-    Task,
-    Timed,
-    TimeTask,
-    decode_task,
-    encode,
+    Start,
 )
-from memplan.runtime.profiled import Feeds, FurtherDraw, Keep, profiled_runs
-from memplan.runtime.providers import PROVIDER_NAMES
+from memplan.runtime.profiled import Feeds, profiled_runs, save_outputs
 from memplan.runtime.resident_set import peak_rss, reset_peak_rss
 from memplan.runtime.session_options import point_to_weights, session_options
 from memplan.runtime.sessions import open_session, run_step
 from memplan.runtime.times import run_times
 
-
-def main(task_path: str, answer_path: str) -> int:
-    """Carry out the task and write the answer; failures are answers too."""
-    task = decode_task(Path(task_path).read_text())
-    if task.request.provider == "cuda" and hasattr(ort, "preload_dlls"):
-        # CUDA and cuDNN from NVIDIA's wheels (PyTorch's too), where the loader would not look.
-        ort.preload_dlls()
-    try:
-        answer = carry_out(task)
-    except Exception as error:  # reported to the parent, which words it for the user
-        answer = Failure(str(error))
-    Path(answer_path).write_text(encode(answer))
-    return 0
-
-
-def carry_out(task: Task) -> Answer:
-    """Do what the task says, in this process.
-
-    Raises:
-        Exception: whatever the runtime raises.
-    """
-    match task:
-        case MeasureTask():
-            return _measure(task)
-        case TimeTask():
-            return _time(task)
-        case OptimizeTask():
-            return _optimize(task)
-        case LoadTask():
-            return _load(task)
-        case StartTask():
-            from memplan.runtime.child_cuda import start_provider
-
-            return start_provider(PROVIDER_NAMES[task.request.provider])
-
-
 # Folded constants are resident for the whole session; the nodes that make them are cheap, and
 # their results die early (measured: a U-Net +16 MB, an unrolled LSTM +13 MB).
-_NOT_OFFLINE = ["ConstantFolding"]
-
-
-def _optimize(task: OptimizeTask) -> Saved:
-    """Let the runtime optimize the model offline and save the result."""
-    options = session_options("default", task.request.dims)
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    _save_to(task.output, options)
-    open_session(_model(task, options), task.request, options, [*_NOT_OFFLINE, *task.disabled])
-    return Saved(ort.__version__)
-
-
+_NOT_OFFLINE = ("ConstantFolding",)
 # Layouts that the processor decides on; without them a saved graph is the same on any machine.
-_BY_PROCESSOR = ["NchwcTransformer", "NhwcTransformer"]
+_BY_PROCESSOR = ("NchwcTransformer", "NhwcTransformer")
 
 
-def _load(task: LoadTask) -> Saved:
-    """Load the model as a user would and save what the runtime made of it."""
+def start(request: RunRequest) -> tuple[str, Start]:
+    """The runtime's version, and how the provider runs a trivial model."""
+    from memplan.runtime.child_cuda import start_provider
 
-    def load(target: str, settings: Mapping[str, str]) -> None:
-        options = session_options(task.request.session, task.request.dims)
+    return ort.__version__, start_provider(request)
+
+
+def optimize(
+    request: RunRequest, model: Path, output: Path, weights: Path | None, disabled: Sequence[str]
+) -> None:
+    """Save ``model`` at ``output`` as the runtime optimizes it offline at the level *extended*,
+    without the optimizers in ``disabled``."""
+    options, source = _ready(request, model, weights)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    _save_to(output, options)
+    open_session(source, request, options, [*_NOT_OFFLINE, *disabled])
+
+
+def load(
+    request: RunRequest, model: Path, output: Path, weights: Path | None, portable: bool
+) -> Saved:
+    """Save ``model`` at ``output`` as a session holds it; of a tuned one, which runs nodes by
+    index, also their order. ``portable``: without what depends on the processor."""
+
+    def save(target: Path) -> None:
+        options, source = _ready(request, model, weights)
         _save_to(target, options)
-        for key, value in settings.items():
-            options.add_session_config_entry(key, value)
-        disabled = _BY_PROCESSOR if task.portable else None
-        open_session(_model(task, options), task.request, options, disabled)
+        open_session(source, request, options, [*_BY_PROCESSOR] if portable else None)
 
-    load(task.output, {})
-    if not task.indices:
+    save(output)
+    if request.session != "tuned":
         return Saved(ort.__version__)
     from memplan.runtime.loaded_order import outputs_by_index
 
     with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder) / "loaded.ort"
-        load(str(target), {"session.save_model_format": "ORT"})
+        target = Path(folder) / "loaded.ort"  # the name decides on the format
+        save(target)
         return Saved(ort.__version__, outputs_by_index(target))
 
 
-def _save_to(output: str, options: Any) -> None:
+def _save_to(output: Path, options: Any) -> None:
     """The session is made to be saved, not to be run. Weights in other files stay where they are,
     and are not even read: packing them for the kernels would read all (measured: 2.5 GiB of
     weights in 3 ms and 62 MB, instead of 14 s and 5 GB)."""
-    options.optimized_model_filepath = output
+    options.optimized_model_filepath = str(output)
     options.add_session_config_entry("session.disable_prepacking", "1")
 
 
-def _model(task: MeasureTask | TimeTask | OptimizeTask | LoadTask, options: Any) -> str | bytes:
-    """The model as a session takes it: its path, or its bytes where its weights lie elsewhere."""
-    if task.weights is None:
-        return task.model
-    point_to_weights(options, Path(task.weights))
-    return Path(task.model).read_bytes()
+def _ready(request: RunRequest, model: Path, weights: Path | None) -> tuple[Any, str | bytes]:
+    """Options of a session, and the model as it takes it: its path, or its bytes where its weights
+    lie elsewhere."""
+    options = session_options(request.session, request.dims)
+    if weights is None:
+        return options, str(model)
+    point_to_weights(options, weights.parent)
+    return options, model.read_bytes()
 
 
-def _measure(task: MeasureTask) -> Measurement:
+def measure(
+    request: RunRequest,
+    model: Path,
+    inputs: Path,
+    outputs: Path,
+    further: Sequence[Draw],
+    weights: Path | None,
+) -> Measurement:
     """Bytes under the profiler, then seconds and the resident set without it."""
-    request, feeds = task.request, load_arrays(Path(task.inputs))
-    further = [
-        FurtherDraw(partial(load_arrays, Path(draw.inputs)), _saving(draw.outputs))
-        for draw in task.further
-    ]
+    feeds = load_arrays(inputs)
+    ready = partial(_ready, request, model, weights)
 
-    def profiled(
-        more: Mapping[str, str], keep: Keep, further: Sequence[FurtherDraw] = ()
-    ) -> ProfiledRuns:
-        options = session_options(request.session, request.dims)
-        model = _model(task, options)
-        return profiled_runs(model, request, feeds, options, keep, more, further)
-
-    if request.provider != "cuda":
-        return _measurement(profiled({}, _saving(task.outputs), further), *_timed_runs(task, feeds))
+    options, source = ready()
+    before = unused_bytes(request.provider)
+    runs = profiled_runs(
+        source, request, feeds, options, partial(save_outputs, outputs), further=further
+    )
+    after = unused_bytes(request.provider)
+    runs = _with_times(runs, request, ready, feeds)
+    if request.provider != "cuda" or request.is_bound:
+        return runs
     from memplan.runtime import child_cuda as cuda
 
-    before = cuda.device_free()
-    runs = profiled({}, _saving(task.outputs), further)
-    after = cuda.device_free()
-    taken = None if before is None or after is None else before - after
-    rss_growth, seconds = _timed_runs(task, feeds)
-
     def make(more: Mapping[str, str]) -> Any:
-        options = session_options(request.session, request.dims)
-        return open_session(_model(task, options), request, options, more=more)
+        options, source = ready()
+        return open_session(source, request, options, more=more)
 
-    if request.is_bound:
-        return _measurement(runs, rss_growth, seconds)
-    tight = profiled(cuda.TIGHT_ARENA, lambda _: None)
+    options, source = ready()
+    tight = profiled_runs(source, request, feeds, options, more=cuda.TIGHT_ARENA)
+    taken = None if before is None or after is None else before - after
     counted = cuda.counted_peak(make, feeds)
-    more = CudaMeasurement(counted, tight.arena_bytes, taken)
-    return _measurement(runs, rss_growth, seconds, more)
+    return replace(runs, cuda=CudaMeasurement(counted, tight.arena_bytes, taken))
 
 
-def _saving(path: str) -> Keep:
-    """Saves outputs by their place: ``o0``, ``o1``, ..."""
-    return lambda outputs: save_arrays(
-        Path(path), {f"o{k}": value for k, value in enumerate(outputs)}
-    )
-
-
-def _measurement(
-    runs: ProfiledRuns,
-    rss_growth: int,
-    seconds: list[float],
-    cuda: CudaMeasurement | None = None,
-) -> Measurement:
-    median = statistics.median(seconds) if seconds else None
-    profiled = {field.name: getattr(runs, field.name) for field in fields(runs)}
-    return Measurement(**profiled, rss_growth_bytes=rss_growth, seconds_median=median, cuda=cuda)
-
-
-def _time(task: TimeTask) -> Timed:
-    """Seconds per node, run by run."""
-    request, feeds = task.request, load_arrays(Path(task.inputs))
-    options = session_options(request.session, request.dims)
+def time_nodes(
+    request: RunRequest, model: Path, inputs: Path, warm_up: int, weights: Path | None
+) -> list[RunTimes]:
+    """Seconds per node, run by run; ``warm_up`` runs that do not count come first."""
+    feeds = load_arrays(inputs)
+    options, source = _ready(request, model, weights)
     options.enable_profiling = True
     with tempfile.TemporaryDirectory() as folder:
         options.profile_file_prefix = str(Path(folder) / "run")
-        session = open_session(_model(task, options), request, options)
-        for _ in range(task.warm_up + request.runs):
+        session = open_session(source, request, options)
+        for _ in range(warm_up + request.runs):
             run_step(session, feeds)
         events = json.loads(Path(session.end_profiling()).read_text())
-    runs = run_times(events)[task.warm_up :]
+    runs = run_times(events)[warm_up:]
     if not runs:
         raise RuntimeError("the profiler recorded no complete run")
-    return Timed(tuple(runs))
+    return runs
 
 
-def _timed_runs(task: MeasureTask, feeds: Feeds) -> tuple[int, list[float]]:
-    """Without the profiler: growth of the resident set in bytes, and seconds of every run."""
-    request = task.request
+def _with_times(
+    runs: Measurement,
+    request: RunRequest,
+    ready: Callable[[], tuple[Any, str | bytes]],
+    feeds: Feeds,
+) -> Measurement:
+    """With what is measured without the profiler: growth of the resident set, and seconds."""
     if not request.runs:
-        return 0, []
-    options = session_options(request.session, request.dims)
-    session = open_session(_model(task, options), request, options)
-    if request.is_bound:
-        return _timed_bound(session, request, feeds)
-    rss_before = reset_peak_rss()
+        return runs
+    options, source = ready()
+    session = open_session(source, request, options)
+    growth, seconds = (_timed_bound if request.is_bound else _timed)(session, request, feeds)
+    return replace(runs, rss_growth_bytes=growth, seconds_median=statistics.median(seconds))
+
+
+def _timed(session: Any, request: RunRequest, feeds: Feeds) -> tuple[int, list[float]]:
+    """Growth of the resident set in the first run, and seconds of the others."""
+    before = reset_peak_rss()
     run_step(session, feeds)
-    rss = max(peak_rss() - rss_before, 0)
+    growth = max(peak_rss() - before, 0)
     step: Callable[[], Any] = partial(run_step, session, feeds)
     if request.provider == "cuda":
         from memplan.runtime.child_cuda import resident_step
@@ -229,10 +181,10 @@ def _timed_runs(task: MeasureTask, feeds: Feeds) -> tuple[int, list[float]]:
         step()
     seconds = []
     for _ in range(request.runs):
-        start = time.perf_counter()
+        begin = time.perf_counter()
         step()
-        seconds.append(time.perf_counter() - start)
-    return rss, seconds
+        seconds.append(time.perf_counter() - begin)
+    return growth, seconds
 
 
 def _timed_bound(session: Any, request: RunRequest, feeds: Feeds) -> tuple[int, list[float]]:
@@ -243,9 +195,9 @@ def _timed_bound(session: Any, request: RunRequest, feeds: Feeds) -> tuple[int, 
     seconds: list[float] = []
     for _ in range(1 + request.runs):
         binding = bind_step(session, feeds, request)
-        rss_before = reset_peak_rss()
-        start = time.perf_counter()
+        before = reset_peak_rss()
+        begin = time.perf_counter()
         session.run_with_iobinding(binding)
-        seconds.append(time.perf_counter() - start)
-        growth.append(max(peak_rss() - rss_before, 0))
+        seconds.append(time.perf_counter() - begin)
+        growth.append(max(peak_rss() - before, 0))
     return growth[0], seconds[1:]

@@ -34,6 +34,9 @@ def open_session(
         RuntimeError: the provider did not start; and whatever the runtime raises.
     """
     provider = PROVIDER_NAMES[request.provider]
+    if request.provider == "cuda" and hasattr(ort, "preload_dlls"):
+        # CUDA and cuDNN from NVIDIA's wheels (PyTorch's too), where the loader would not look.
+        ort.preload_dlls()
     # Dropout starts its generators from seed, seed + 1, ...; of those 0 and 1 give equal numbers,
     # so that two draws in each other's place would go unnoticed.
     ort.set_seed(request.seed + _FIRST_SEED)

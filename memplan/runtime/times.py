@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import platform
-import shutil
 import statistics
-import subprocess
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from memplan.runtime.gpu import find_gpu
 from memplan.runtime.measure import run_child
-from memplan.runtime.messages import RunRequest, RunTimes, Timed, TimeTask
+from memplan.runtime.messages import RunRequest, RunTimes
 
 WARM_UP_RUNS = 2
 """Runs that are thrown away: the first allocates, and touches every page for the first time."""
@@ -27,7 +26,11 @@ Event = Mapping[str, Any]
 
 
 def time_nodes(
-    model: Path, request: RunRequest, inputs: Path, weights: Path, time_limit: float | None = None
+    model: Path,
+    request: RunRequest,
+    inputs: Path,
+    weights: Path | None = None,
+    time_limit: float | None = None,
 ) -> list[RunTimes]:
     """Run ``model`` under the profiler in a child process, ``request.runs`` times after warm-up.
 
@@ -35,18 +38,24 @@ def time_nodes(
         model: an ONNX file; nodes are told by name.
         request: how to run it.
         inputs: an ``.npz`` archive with one array per graph input.
-        weights: the folder that external data is relative to.
+        weights: the model beside which external data lies, if not ``model``.
         time_limit: seconds for all runs together.
 
     Raises:
         RuntimeUnavailableError: the provider is missing, or the run failed, was killed or took too
             long.
     """
-    task = TimeTask(str(model), request, str(inputs), WARM_UP_RUNS, str(weights.resolve()))
     # A launch returns before its kernel has ended, and the profiler looks at the host's clock.
     environment = {"CUDA_LAUNCH_BLOCKING": "1"} if request.provider == "cuda" else {}
-    what = f"profiling {model.name}"
-    return [*run_child(task, Timed, what, environment, time_limit).runs]
+    found: list[RunTimes] = run_child(
+        "time_nodes",
+        request,
+        f"profiling {model.name}",
+        *(model, inputs, WARM_UP_RUNS, weights),
+        environment=environment,
+        time_limit=time_limit,
+    )
+    return found
 
 
 def split_runs(events: Sequence[Event]) -> list[tuple[Event, list[Event]]]:
@@ -107,25 +116,12 @@ def medians(runs: Sequence[RunTimes]) -> dict[str, float]:
 
 def device_name(provider: str) -> str:
     """The processor or graphics card as its maker calls it; empty when nobody says."""
-    return _gpu() if provider == "cuda" else _cpu()
-
-
-def _cpu() -> str:
+    if provider == "cuda":
+        gpu = find_gpu()
+        return "" if isinstance(gpu, str) else gpu.name
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor())
-
-
-def _gpu() -> str:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ""
-    command = [program, "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return next(iter(done.stdout.splitlines()), "").strip() if done.returncode == 0 else ""

@@ -124,8 +124,6 @@ class TrainingSession:
             options.enable_profiling = True
             options.profile_file_prefix = str(self._scratch.__enter__() / "run")
         try:
-            if request.provider == "cuda" and hasattr(ort, "preload_dlls"):
-                ort.preload_dlls()
             self._session = open_session(model, request, options)
         except Exception as error:
             raise explain(str(error), "loading the model", request.provider) from None

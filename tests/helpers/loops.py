@@ -19,7 +19,7 @@ from memplan.passes.loops.loop_rewrite import store_less
 from memplan.passes.loops.loop_step import PairStep, read_step
 from memplan.planning.costs import NodeCosts
 from memplan.runtime.messages import RunRequest
-from memplan.runtime.run_child import profiled_runs
+from memplan.runtime.profiled import profiled_runs
 from memplan.runtime.session_options import session_options
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel, opened

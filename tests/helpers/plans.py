@@ -17,8 +17,8 @@ from memplan.planning.apply import apply_plan
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, Prepared, make_plan, prepare
 from memplan.planning.verify import ensure
-from memplan.runtime.messages import ProfiledRuns, RunRequest
-from memplan.runtime.run_child import profiled_runs
+from memplan.runtime.messages import Measurement, RunRequest
+from memplan.runtime.profiled import profiled_runs
 from memplan.runtime.session_options import session_options
 from memplan.shapes.fold import small_constants
 from memplan.simulate.opened import OpenModel
@@ -135,7 +135,7 @@ def task_of(model: OpenModel) -> Task:
 
 def outputs_of(
     model: onnx.ModelProto, feeds: Any, dims: Mapping[str, int] | None = None
-) -> tuple[list[np.ndarray], ProfiledRuns]:
+) -> tuple[list[np.ndarray], Measurement]:
     """What a tuned session computes on one thread, and what it measured."""
     kept: list[np.ndarray] = []
     options, request = session_options("tuned", dims or {}), RunRequest(threads=1)

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
-from memplan.runtime import measure, optimize, run_child
+from memplan.runtime import measure, run_child
 
 
 def without_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on, no task starts a process."""
+    """From here on, no question to the runtime starts a process."""
 
-    def run(task: Any, answer: type, what: str, *_: object, **__: object) -> Any:
-        return run_child.carry_out(task)
+    def call(function: str, *arguments: object, **_: object) -> Any:
+        return getattr(run_child, function.rpartition(":")[2])(*arguments)
 
-    for module in (measure, optimize):
-        monkeypatch.setattr(module, "run_child", run)
+    monkeypatch.setattr(measure, "call", call)

@@ -27,7 +27,7 @@ from memplan.passes.chunk.region import Growth, grow
 from memplan.passes.chunk.turn import between
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.messages import RunRequest
-from memplan.runtime.run_child import profiled_runs
+from memplan.runtime.profiled import profiled_runs
 from memplan.runtime.session_options import session_options
 from memplan.simulate.timeline import simulate
 from memplan.units import parse_size

@@ -16,7 +16,7 @@ from memplan.api.analysis import analyze_open
 from memplan.ir.graph import Phase
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.messages import RunRequest
-from memplan.runtime.run_child import profiled_runs
+from memplan.runtime.profiled import profiled_runs
 from memplan.runtime.session_options import session_options
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel, opened

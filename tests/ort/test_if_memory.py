@@ -14,8 +14,8 @@ import pytest
 
 from helpers.graphs import open_text
 from memplan.runtime.inputs import synthesize
-from memplan.runtime.messages import ProfiledRuns, RunRequest
-from memplan.runtime.run_child import profiled_runs
+from memplan.runtime.messages import Measurement, RunRequest
+from memplan.runtime.profiled import profiled_runs
 from memplan.runtime.session_options import session_options
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.pattern import later_runs
@@ -59,14 +59,14 @@ def options_of(kind: SessionKind) -> Any:
     return options
 
 
-def measured(model: OpenModel, kind: SessionKind, taken: bool) -> ProfiledRuns:
+def measured(model: OpenModel, kind: SessionKind, taken: bool) -> Measurement:
     """Two profiled runs with the condition ``c``."""
     feeds = synthesize(model.graph) | {"c": np.array(taken)}
     content = model.prepared.proto.SerializeToString()
     return profiled_runs(content, RunRequest(threads=1), feeds, options_of(kind))
 
 
-def steps(timeline: Timeline, found: ProfiledRuns) -> list[int]:
+def steps(timeline: Timeline, found: Measurement) -> list[int]:
     """Measured bytes by step; those in bodies count at the node of the main graph."""
     names = {timeline.graph.nodes[n].name: step for step, n in enumerate(timeline.order)}
     result, inside = [0] * len(names), 0

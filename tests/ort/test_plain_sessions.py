@@ -26,8 +26,8 @@ from memplan.planning.plain.finish_fences import Draft
 from memplan.runtime.compare_outputs import compare_outputs
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.measure import measure
-from memplan.runtime.messages import ProfiledRuns, RunRequest
-from memplan.runtime.run_child import profiled_runs
+from memplan.runtime.messages import Measurement, RunRequest
+from memplan.runtime.profiled import profiled_runs
 from memplan.shapes.visible import visible_names
 from memplan.simulate.opened import OpenModel, open_model
 from memplan.simulate.pattern import later_runs
@@ -47,7 +47,7 @@ ORDERS = [
 SLOW = settings(max_examples=tries(120), deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def run(model: onnx.ModelProto, level: object = None, priority: bool = False) -> ProfiledRuns:
+def run(model: onnx.ModelProto, level: object = None, priority: bool = False) -> Measurement:
     """The profile of two runs in a session with default options, but for level and order."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
@@ -60,7 +60,7 @@ def run(model: onnx.ModelProto, level: object = None, priority: bool = False) ->
     return profiled_runs(model.SerializeToString(), RunRequest(threads=1), feeds, options)
 
 
-def node_names(profile: ProfiledRuns) -> list[str]:
+def node_names(profile: Measurement) -> list[str]:
     return [node.name for node in profile.nodes]
 
 

@@ -17,7 +17,7 @@ from helpers.originals import original
 from helpers.random_graphs import models
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.messages import RunRequest
-from memplan.runtime.run_child import profiled_runs
+from memplan.runtime.profiled import profiled_runs
 from memplan.runtime.session_options import session_options
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import opened

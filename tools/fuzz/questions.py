@@ -10,9 +10,11 @@ import multiprocessing
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import Any
 
+from memplan.processes.child import ChildError
 from memplan.runtime import measure, run_child
 
 _FORKS = multiprocessing.get_context("forkserver")
@@ -21,42 +23,46 @@ _FORKS = multiprocessing.get_context("forkserver")
 def answer_by_forks() -> None:
     """From here on, what this process asks the runtime is answered by forks."""
     _FORKS.set_forkserver_preload(["memplan.runtime.run_child"])
-    measure.started = _started
+    measure.call = _call
 
 
-class _Fork:
-    """As much of a :class:`subprocess.Popen` as is used."""
-
-    def __init__(self, arguments: tuple[str, ...], environment: Mapping[str, str]) -> None:
-        self._process = _FORKS.Process(target=_answer, args=(arguments, dict(environment)))
-        self._process.start()
-
-    @property
-    def returncode(self) -> int:
-        return self._process.exitcode or 0
-
-    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Wait for the end.
-
-        Raises:
-            subprocess.TimeoutExpired: it did not come in time.
-        """
-        self._process.join(timeout)
-        if self._process.is_alive():
-            self._process.kill()
-            raise subprocess.TimeoutExpired("fork", timeout or 0)
-        return "", ""
-
-
-@contextmanager
-def _started(
-    _module: str, *arguments: str, environment: Mapping[str, str] | None = None
-) -> Iterator[_Fork]:
-    yield _Fork(arguments, environment or {})
+def _call(
+    function: str,
+    *arguments: object,
+    environment: Mapping[str, str] | None = None,
+    time_limit: float | None = None,
+) -> Any:
+    """As :func:`memplan.processes.child.call`."""
+    here, there = _FORKS.Pipe(duplex=False)
+    with tempfile.TemporaryDirectory() as folder:
+        variables = {"TMPDIR": folder, **(environment or {})}
+        name = function.rpartition(":")[2]
+        process = _FORKS.Process(target=_answer, args=(there, variables, name, arguments))
+        process.start()
+        there.close()
+        try:
+            if not here.poll(time_limit):
+                raise subprocess.TimeoutExpired("fork", time_limit or 0)
+            succeeded, answer = here.recv()
+        except EOFError:
+            process.join()
+            raise ChildError(f"the process ended with {process.exitcode}") from None
+        finally:
+            process.kill()
+            process.join()
+    if not succeeded:
+        raise ChildError(answer)
+    return answer
 
 
-def _answer(arguments: tuple[str, ...], environment: Mapping[str, str]) -> None:
+def _answer(
+    there: Connection, variables: Mapping[str, str], name: str, arguments: tuple[object, ...]
+) -> None:
     """In the fork."""
-    os.environ.update(environment)
+    os.environ.update(variables)
     tempfile.tempdir = None  # TMPDIR is another now
-    run_child.main(*arguments)
+    try:
+        answer = True, getattr(run_child, name)(*arguments)
+    except Exception as error:
+        answer = False, str(error)
+    there.send(answer)

@@ -100,7 +100,7 @@ class Bench:
         if session == "tuned":
             in_place, second = bindings(model.graph)
             request = replace(request, in_place=in_place, second=second)
-        further = [Draw(str(i), str(o)) for i, o in zip(rest, outputs[1:], strict=False)]
+        further = [Draw(i, o) for i, o in zip(rest, outputs[1:], strict=False)]
         limit, weights = self.time_limit, model.prepared.weights
         try:
             measured = measure(path, request, first, outputs[0], further, limit, weights)

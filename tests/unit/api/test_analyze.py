@@ -70,7 +70,7 @@ NOT_RUNNABLE = {"doubled_names", "unknown_operator"}  # ONNX Runtime refuses the
 @pytest.mark.parametrize("name", _names(NOT_COUNTED_EXACTLY | NOT_RUNNABLE))
 def test_odd_models_are_predicted_to_the_byte(name: str, tmp_path: Path) -> None:
     from memplan.runtime.messages import RunRequest
-    from memplan.runtime.run_child import profiled_runs
+    from memplan.runtime.profiled import profiled_runs
     from memplan.runtime.session_options import session_options
 
     path = saved(WORKING[name](), tmp_path)

@@ -1,7 +1,9 @@
-"""Children end with their parent, and scratch folders with their owner, however that ends."""
+"""A call in another process: its answer, and that children end with their parent, and scratch
+folders with their owner, however that ends."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,28 +13,44 @@ from pathlib import Path
 import pytest
 
 from helpers.processes import eventually, runs
-from memplan.processes.child import started
+from memplan.processes.child import ChildError, call
 
-SLEEPER = """
-import time
-def main(*arguments):
-    print("started", flush=True)
+FUNCTIONS = """
+import os, sys, time
+from pathlib import Path
+def tell(*values):
+    print("noise", file=sys.stderr)
+    return os.getpid(), os.environ.get("MINE"), values
+def fail(text):
+    raise ValueError(text)
+def end():
+    os._exit(3)
+def sleep(parent=0):
+    Path(os.environ["PID"]).write_text(f"{os.getpid()}\\n")
+    if parent:
+        os.kill(parent, 2)
     time.sleep(600)
 """
 PARENT = """
 import sys
-from memplan.processes.child import started
+from memplan.processes.child import call
 from memplan.processes.scratch import scratch_folder
 with scratch_folder() as folder:
     (folder / "large").write_bytes(bytes(1000))
+    print(folder, flush=True)
     if "child" in sys.argv:
-        with started("sleeper") as child:
-            child.stdout.readline()
-            print(child.pid, folder, flush=True)
-            child.wait()
-    print(0, folder, flush=True)
+        call("functions:sleep")
     sys.stdin.read()
 """
+
+
+@pytest.fixture(autouse=True)
+def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that children find, which tell their process id in ``tmp_path/pid``."""
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PID", str(tmp_path / "pid"))
 
 
 @pytest.fixture
@@ -40,9 +58,6 @@ def parent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts a program with a scratch folder in ``tmp_path/tmp``, with or without a child."""
-    (tmp_path / "sleeper.py").write_text(SLEEPER)
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     running: list[subprocess.Popen[str]] = []
 
@@ -58,47 +73,75 @@ def parent(
         process.communicate()
 
 
-def told(process: subprocess.Popen[str]) -> tuple[int, Path]:
-    """The child's process id, and the folder."""
+def folder_of(process: subprocess.Popen[str]) -> Path:
+    """The program's scratch folder."""
     assert process.stdout is not None
-    pid, folder = process.stdout.readline().split()
-    return int(pid), Path(folder)
+    return Path(process.stdout.readline().rstrip("\n"))
+
+
+def child_of(place: Path) -> int:
+    """The process id that a child has told."""
+    file = place / "pid"
+    assert eventually(lambda: file.exists() and file.read_text().endswith("\n"))
+    return int(file.read_text())
+
+
+def test_a_call_gives_what_the_function_gives() -> None:
+    pid, variable, values = call("functions:tell", 1, Path("ä"), environment={"MINE": "yes"})
+    assert pid != os.getpid()
+    assert (variable, values) == ("yes", (1, Path("ä")))
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "why"),
+    [
+        ("functions:fail", ("no\nkernel",), "^no\nkernel$"),
+        ("functions:end", (), "^exit code 3$"),
+        ("nowhere:f", (), "^ModuleNotFoundError: No module named 'nowhere'$"),
+    ],
+)
+def test_a_call_that_fails_says_why(function: str, arguments: tuple[str, ...], why: str) -> None:
+    with pytest.raises(ChildError, match=why):
+        call(function, *arguments)
+
+
+def test_a_child_that_takes_too_long_is_killed(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        call("functions:sleep", time_limit=1)
+    # On a machine that is busy it may have ended before it could tell.
+    assert not (tmp_path / "pid").exists() or not runs(child_of(tmp_path))
+
+
+def test_a_child_is_killed_when_its_parent_is_interrupted(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        call("functions:sleep", os.getpid())
+    assert not runs(child_of(tmp_path))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_killed_program_leaves_no_child_and_no_folder(
-    parent: Callable[..., subprocess.Popen[str]], number: signal.Signals
+    parent: Callable[..., subprocess.Popen[str]], number: signal.Signals, tmp_path: Path
 ) -> None:
     process = parent("child")
-    pid, folder = told(process)
+    folder, pid = folder_of(process), child_of(tmp_path)
     assert runs(pid)
     assert folder.is_dir()
     process.send_signal(number)
     assert eventually(lambda: not runs(pid))
-    assert eventually(lambda: not folder.exists())
+    assert eventually(lambda: not any((tmp_path / "tmp").iterdir()))
 
 
 def test_what_a_killed_program_left_goes_with_the_next_one(
     parent: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     killed, alive = parent(), parent()
-    left, used = told(killed)[1], told(alive)[1]
+    left, used = folder_of(killed), folder_of(alive)
     someones = tmp_path / "tmp" / "memplan-results"
     someones.mkdir()
     killed.kill()
     killed.wait()
     assert left.is_dir()
-    told(parent())
+    folder_of(parent())
     assert not left.exists()
     assert used.is_dir()
     assert someones.is_dir()
-
-
-def test_a_child_is_killed_when_its_parent_is_interrupted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "sleeper.py").write_text(SLEEPER)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(KeyboardInterrupt), started("sleeper") as child:
-        raise KeyboardInterrupt
-    assert child.returncode == -signal.SIGKILL

@@ -8,7 +8,7 @@ import pytest
 from helpers.graphs import open_text
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.messages import RunRequest
-from memplan.runtime.run_child import profiled_runs
+from memplan.runtime.profiled import profiled_runs
 from memplan.runtime.session_options import session_options
 from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import session_kind

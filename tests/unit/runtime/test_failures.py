@@ -10,7 +10,7 @@ from memplan.errors import EXIT_ENVIRONMENT, NodeFailedError, RuntimeUnavailable
 from memplan.processes import child as children
 from memplan.runtime import measure
 from memplan.runtime.gpu import find_gpu
-from memplan.runtime.messages import Failure, RunRequest, Started, StartTask, encode
+from memplan.runtime.messages import RunRequest
 from memplan.runtime.run_failures import INSTALL_CUDA, explain
 
 ARENA = (
@@ -18,7 +18,6 @@ ARENA = (
     "Name:'layer/7' Status Message: bfc_arena.cc:360 void* AllocateRawInternal(size_t, bool) "
     "Failed to allocate memory for requested buffer of size 3221225472\n"
 )
-START = StartTask(RunRequest(provider="cuda"))
 
 
 @pytest.mark.parametrize(
@@ -58,28 +57,36 @@ def test_a_provider_that_is_absent_says_what_to_install() -> None:
     assert explain(text, "running m", "cuda").hint == INSTALL_CUDA
 
 
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        ("kill -9 $$", "running m ran out of memory|running m failed: the process was killed"),
+        ("kill -11 $$", "running m failed: the process died with SIGSEGV"),
+        ("kill -40 $$", "running m failed: the process died with signal 40"),
+        ("echo x >&2; echo y >&2; exit 3", "running m failed: y"),
+        ("exit 3", "running m failed: exit code 3"),
+        ("echo 'ImportError: no libz' >&2; exit 1", "ONNX Runtime does not load: no libz"),
+    ],
+)
 def test_a_child_that_dies_leaves_the_parent_alive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    end: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killer = tmp_path / "killer.py"
-    killer.write_text("#!/bin/sh\nkill -9 $$\n")
-    killer.chmod(0o755)
-    monkeypatch.setattr(children.sys, "executable", str(killer))
-    with pytest.raises(RuntimeUnavailableError) as caught:
-        measure.run_child(START, Started, "running m")
-    assert "ran out of memory" in caught.value.message or "killed" in caught.value.message
-
-
-def test_a_child_that_reports_out_of_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    """A real-time signal has no name."""
     child = tmp_path / "child.sh"
-    answer = encode(Failure(ARENA))
-    child.write_text(f"#!/bin/sh\ncat > \"$7\" <<'END'\n{answer}\nEND\n")
+    child.write_text(f"#!/bin/bash\n{end}\n")
     child.chmod(0o755)
     monkeypatch.setattr(children.sys, "executable", str(child))
+    with pytest.raises(RuntimeUnavailableError, match=message):
+        measure.run_child("start", RunRequest(provider="cuda"), "running m")
+
+
+def test_a_child_that_reports_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise children.ChildError(ARENA)
+
+    monkeypatch.setattr(measure, "call", fails)
     with pytest.raises(RuntimeUnavailableError, match="3,221,225,472 B"):
-        measure.run_child(START, Started, "running m")
+        measure.run_child("start", RunRequest(provider="cuda"), "running m")
 
 
 def test_without_a_driver_there_is_a_reason() -> None:

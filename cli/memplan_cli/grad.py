@@ -127,7 +127,9 @@ def command(
             check=check,
         )
     if to_stdout:
-        emit(result.model.SerializeToString())
+        from memplan.proto.metadata import sealed_bytes
+
+        emit(sealed_bytes(result.model))
     elif report.form == "json":
         report.emit_json(result.as_json())
     elif report.quiet:

@@ -82,7 +82,9 @@ def command(training_model: Path, output: Path, check: bool, report: Report, **o
             check=check,
         )
     if to_stdout:
-        emit(result.model.SerializeToString())
+        from memplan.proto.metadata import sealed_bytes
+
+        emit(sealed_bytes(result.model))
     elif report.form == "json":
         report.emit_json(result.as_json())
     elif report.quiet:

@@ -209,7 +209,9 @@ def command(
     if plan_out is not None:
         result.record.save(plan_out, force=report.force)
     if to_stdout:
-        emit(result.model.SerializeToString())
+        from memplan.proto.metadata import sealed_bytes
+
+        emit(sealed_bytes(result.model))
     elif report.form == "json":
         report.emit_json(result.as_json())
     elif report.quiet:

@@ -17,13 +17,11 @@ from dataclasses import dataclass, field, replace
 
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.errors import ModelError, UsageError
-from memplan.ir.contract import Contract, find_contract
-from memplan.ir.doubts import sound_contract, weigh
+from memplan.ir.contract import Contract, find_contract, sound_contract
 from memplan.ir.graph import Graph
 from memplan.ir.roles import Role
 from memplan.proto.metadata import (
     APART,
-    ASKED,
     IN_PLACE,
     NEW_VALUES,
     ROLES,
@@ -149,8 +147,6 @@ def settled(model: OpenModel, session: SessionKind, values: Sequence[str]) -> Op
             "outputs named X_new or X.new are; --state OUT=IN names others",
         )
     told = contract.as_metadata() if request.pairs or not contract.stated else {}
-    if request.pairs:
-        told |= {ASKED: sorted(request.pairs)}
     set_metadata(proto, {**metadata, **told, STATE: IN_PLACE})
     return with_state(model, contract.new_values)
 
@@ -173,10 +169,8 @@ def like_state(model: OpenModel, like: OpenModel) -> OpenModel:
 
 
 def contract_of(model: OpenModel) -> Contract:
-    """The training contract of an open model; if its state is bound, with what is odd about it."""
-    graph, phases, metadata = model.graph, model.phases, get_metadata(model.prepared.proto)
-    contract = find_contract(graph, phases, metadata)
-    return contract if graph.state is None else weigh(graph, phases, metadata, contract)[0]
+    """The training contract of an open model."""
+    return find_contract(model.graph, model.phases, get_metadata(model.prepared.proto))
 
 
 def state_report(graph: Graph) -> StateReport | None:

@@ -1,7 +1,7 @@
 """The training contract: what every graph input and output of a training step is.
 
-A file says it in its metadata (:mod:`memplan.proto.metadata`), where ``memplan grad`` and the
-capture from PyTorch write it. For any other file it is found, one input or output at a time:
+A file says it in its metadata (:mod:`memplan.ir.stated`), where ``memplan grad`` and the capture
+from PyTorch write it. For any other file it is found, one input or output at a time:
 
 1. Somebody says so: ``--state OUT=IN``.
 2. By name (:mod:`memplan.ir.naming`): ``X_new``, ``X.new`` and their like are the next value of
@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 
-from memplan.errors import UsageError
+from memplan.errors import ModelError, UsageError
 from memplan.ir.graph import Graph, Phase, Tensor
 from memplan.ir.naming import differentiated_names, is_counter_name, is_rate_name, renewed_names
 from memplan.ir.phases import Phases
@@ -34,14 +35,19 @@ from memplan.ir.roles import (
     Role,
     averaged_by,
 )
-from memplan.ir.stated import NOTHING, Stated, alike, read_stated
-from memplan.proto.metadata import GRADIENTS, NEW_VALUES, ROLES
+from memplan.ir.stated import alike, read_stated
+from memplan.proto.metadata import BROKEN, GRADIENTS, NEW_VALUES, ROLES, SEAL
 from memplan.shapes.tensor_type import FLOATS
 from memplan.units import counted
 
 # Arithmetic that an update ends with, and what may lie before that.
 _ENDS = frozenset({":Add", ":Sub", ":Sum", ":Mul", ":Div", ":Where"})
 _ARITHMETIC = _ENDS | {":Neg", ":Max", ":Min", ":Pow", ":Sqrt", ":Cast", ":Identity"}
+_AHEAD = frozenset({Phase.FORWARD, Phase.LOSS})
+_EDITED = (
+    "the file has changed since memplan wrote it (memplan.seal): what its metadata says of inputs "
+    "and outputs is ignored, and names and data flow decide"
+)
 # With the loss in them, they scale it.
 _PRODUCTS = frozenset({":Mul", ":Div"})
 
@@ -53,8 +59,7 @@ class Contract:
     ``new_values`` maps an output to the input whose value it is in the next step, ``gradients`` one
     to the input that it is the gradient of (an input, in a graph of updates). ``stated``: the file
     itself says what it renews; else ``notes`` say what was concluded from less than a name.
-    ``claims`` are what it says; ``likely`` are outputs of which it says nothing, and the inputs
-    whose next values they would be by their data flow.
+    ``refused``: what the file says and cannot be.
     """
 
     roles: Mapping[str, Role]
@@ -62,8 +67,7 @@ class Contract:
     gradients: Mapping[str, str]
     stated: bool = False
     notes: tuple[str, ...] = ()
-    claims: Stated = NOTHING
-    likely: Mapping[str, str] = field(default_factory=dict)
+    refused: tuple[str, ...] = ()
 
     def named(self, *roles: Role) -> tuple[str, ...]:
         """The inputs or outputs that have one of these roles, in the order of the graph."""
@@ -99,8 +103,7 @@ def find_contract(
     Args:
         graph: the graph.
         phases: its phases.
-        metadata: the file's (:func:`memplan.proto.metadata.get_metadata`); what does not fit the
-            graph is not believed (:func:`memplan.ir.doubts.sound_contract` refuses it).
+        metadata: the file's (:func:`memplan.proto.metadata.get_metadata`).
         asked: output → the input whose next value it is (``--state``); an empty input says that
             the output is nobody's.
 
@@ -108,6 +111,41 @@ def find_contract(
         UsageError: ``asked`` names what is not there, or a pair of different types.
     """
     return _Finder(graph, phases, metadata, asked or {}).run()
+
+
+def sound_contract(
+    model: Path,
+    graph: Graph,
+    phases: Phases,
+    metadata: Mapping[str, object],
+    asked: Mapping[str, str] | None = None,
+) -> Contract:
+    """The contract of a step that is to be trained; ``model`` is the file, for messages, all others
+    as for :func:`find_contract`.
+
+    Raises:
+        ModelError: the file contradicts itself.
+        UsageError: ``asked`` does not fit; or two outputs are the next value of one input.
+    """
+    contract = find_contract(graph, phases, metadata, asked)
+    if contract.refused:
+        more = f" (and {len(contract.refused) - 1:,} more)" if len(contract.refused) > 1 else ""
+        raise ModelError(
+            f"{model}: what it says of its inputs and outputs cannot be true: "
+            f"{contract.refused[0]}{more}",
+            "mend its metadata (memplan.new_values, memplan.gradients), or say whose next value an "
+            "output is: --state OUT=IN; OUT= if it is no state",
+        )
+    claimed: dict[str, str] = {}
+    for output, given in contract.new_values.items():
+        if given in claimed:
+            raise UsageError(
+                f"outputs '{claimed[given]}' and '{output}' are both the next value of '{given}'",
+                f"say whose next value '{output}' is: state={{'{output}': NAME}} or --state "
+                f"{output}=NAME; '' says that it is no state",
+            )
+        claimed[given] = output
+    return contract
 
 
 class _Finder:
@@ -125,22 +163,20 @@ class _Finder:
         tensors = graph.tensors
         self.inputs = {tensors[t].name: tensors[t] for t in graph.inputs}
         self.outputs = {tensors[t].name: tensors[t] for t in graph.outputs}
-        said = self.said = read_stated(graph, metadata, asked)
+        said = read_stated(graph, metadata, asked)
         self.roles = said.roles
         self.new_values = dict(said.new_values)
         self.stated = bool(said.new_values or (said.roles and NEW_VALUES in metadata))
         self.gradients = dict(said.gradients)
-        self.notes = list(said.notes)
+        self.refused = said.refused
+        self.notes = [_EDITED] if metadata.get(SEAL) == BROKEN else []
         self.denied: set[str] = set()
         self.new_of: dict[str, Tensor] = {}
         self.behind_loss = _behind_loss(graph, phases)
         self._ask(asked)
 
     def run(self) -> Contract:
-        likely: dict[str, str] = {}
-        if self.stated:
-            likely = self._claims(self._read_by)
-        else:
+        if not self.stated:
             self._by_name()
             self._by_flow()
             self._by_order()
@@ -148,9 +184,7 @@ class _Finder:
         roles = {name: self._input_role(tensor) for name, tensor in self.inputs.items()}
         roles |= {name: self._output_role(tensor) for name, tensor in self.outputs.items()}
         notes = tuple(self.notes)
-        return Contract(
-            roles, self.new_values, self.gradients, self.stated, notes, self.said, likely
-        )
+        return Contract(roles, self.new_values, self.gradients, self.stated, notes, self.refused)
 
     def _fits(self, out: str, given: str) -> bool:
         """Whether two names are an output and an input of one type and shape."""
@@ -228,9 +262,7 @@ class _Finder:
             if tensor.id == self.phases.loss or tensor.producer < 0 or tensor.dtype not in FLOATS:
                 continue
             node = self.graph.nodes[tensor.producer]
-            # What serves no known pair counts as forward work, so where the file names the pairs
-            # that says nothing.
-            ahead = not self.stated and self.phases.of[node.id] in (Phase.FORWARD, Phase.LOSS)
+            ahead = self.phases.of[node.id] in _AHEAD
             scaled = node.key in _PRODUCTS and self.phases.loss in node.reads
             if node.key in _ENDS and not ahead and not scaled:
                 found.append(out)
@@ -301,7 +333,10 @@ class _Finder:
         if said in OF_INPUTS and (said in RENEWED or not renewed):
             return said
         number = math.prod(tensor.shape) == 1
-        if number and is_counter_name(tensor.name):
+        phases = {self.phases.of[reader] for reader in tensor.readers}
+        # A time step that the model itself reads (of a diffusion, say) is fed.
+        counted = renewed or phases.isdisjoint(_AHEAD)
+        if number and counted and is_counter_name(tensor.name):
             return Role.STEP_COUNTER
         if tensor.id in self.phases.parameters or tensor.name in self.gradients.values():
             return Role.PARAMETER
@@ -312,7 +347,6 @@ class _Finder:
             return Role.OPTIMIZER_STATE if made in self.behind_loss else Role.RUNNING_STATISTIC
         if number and tensor.dtype in FLOATS and is_rate_name(tensor.name):
             return Role.HYPERPARAMETER
-        phases = {self.phases.of[reader] for reader in tensor.readers}
         if number and phases and phases <= {Phase.BACKWARD, Phase.UPDATE}:
             return Role.HYPERPARAMETER
         return Role.BATCH

@@ -6,8 +6,9 @@ metadata of nodes and values, so marks are carried over by name.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import onnx
@@ -36,8 +37,11 @@ ROLES = "roles"
 (:class:`memplan.ir.roles.Role`)."""
 GRADIENTS = "gradients"
 """On a model, ``memplan.gradients``: graph output → the graph input that it is the gradient of."""
-ASKED = "asked"
-"""On a model, ``memplan.asked``: outputs of which a user said whose next value they are."""
+SEAL = "seal"
+"""On a model in a file, ``memplan.seal``: a digest of these three, and of the names and types of
+graph inputs and outputs. In memory it is only there, as :data:`BROKEN`, if that of the file was
+another."""
+BROKEN = "broken"
 STATE = "state"
 """On a model, ``memplan.state``: :data:`IN_PLACE` if it was planned for sessions that write new
 values over the old ones, :data:`APART` if for those that make them in memory of the run."""
@@ -48,7 +52,8 @@ to rounding."""
 BOUND_DIMS = "bound_dims"
 """On a model, ``memplan.bound_dims``: symbolic dimensions of the original, for whose sizes alone
 this model is."""
-_CONTRACT = (NEW_VALUES, ROLES, GRADIENTS, ASKED, STATE)
+_SEALED = (NEW_VALUES, ROLES, GRADIENTS)
+_CONTRACT = (*_SEALED, STATE)
 _PLANNED_FOR = {"session": ("tuned", "default"), "provider": ("cpu", "cuda")}
 _SHOWN = 40  # characters of a value
 _YES = frozenset({"1", "true"})
@@ -72,19 +77,58 @@ def set_metadata(model: onnx.ModelProto, values: Mapping[str, object]) -> None:
     What the file says of its state stays unless ``values`` say otherwise.
     """
     told = {PREFIX + key for key in _CONTRACT if key not in values}
-    kept = [
-        item for item in model.metadata_props if not item.key.startswith(PREFIX) or item.key in told
-    ]
-    copies = [(item.key, item.value) for item in kept]
     texts = {item.key: item.value for item in model.metadata_props}
-    del model.metadata_props[:]
-    for key, value in copies:
-        model.metadata_props.add(key=key, value=value)
+    kept = [
+        (item.key, item.value)
+        for item in model.metadata_props
+        if not item.key.startswith(PREFIX) or item.key in told
+    ]
+    _replace_metadata(model, kept)
     for key, value in values.items():
         text = texts.get(PREFIX + key)
         if text is None or not isinstance(value, Names) or _parsed(text) is not value:
             text = json.dumps(value, sort_keys=True)  # else it is as it was read
         model.metadata_props.add(key=PREFIX + key, value=text)
+
+
+def sealed_bytes(model: onnx.ModelProto) -> bytes:
+    """What a file of ``model`` holds: what it says of its inputs and outputs is sealed. It was made
+    by memplan, or was sealed when it was read."""
+    kept = [(item.key, item.value) for item in model.metadata_props if item.key != PREFIX + SEAL]
+    said = any(key == PREFIX + each for key, _ in kept for each in _SEALED)
+    own = [(PREFIX + SEAL, json.dumps(_digest(model)))] if said else []
+    _replace_metadata(model, [*kept, *own])
+    data: bytes = model.SerializeToString()
+    _replace_metadata(model, kept)
+    return data
+
+
+def unseal(model: onnx.ModelProto) -> None:
+    """Take away a model's seal; and what it says of its inputs and outputs, if they, or that, were
+    changed since it was sealed. Files that older versions wrote have no seal, and are believed."""
+    key = PREFIX + SEAL
+    seals = [item.value for item in model.metadata_props if item.key == key]
+    if not seals:
+        return
+    broken = seals != [json.dumps(_digest(model))]
+    gone = {key, *(PREFIX + each for each in _SEALED if broken)}
+    kept = [(item.key, item.value) for item in model.metadata_props if item.key not in gone]
+    _replace_metadata(model, [*kept, (key, json.dumps(BROKEN))] if broken else kept)
+
+
+def _digest(model: onnx.ModelProto) -> str:
+    said = {PREFIX + each for each in _SEALED}
+    values = (*model.graph.input, *model.graph.output)
+    rows = sorted((i.key, i.value) for i in model.metadata_props if i.key in said)
+    interface = [(v.name, v.type.SerializeToString(deterministic=True).hex()) for v in values]
+    text = json.dumps([rows, len(model.graph.input), interface])
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _replace_metadata(model: onnx.ModelProto, items: Sequence[tuple[str, str]]) -> None:
+    del model.metadata_props[:]
+    for key, value in items:
+        model.metadata_props.add(key=key, value=value)
 
 
 def get_metadata(model: onnx.ModelProto) -> dict[str, object]:

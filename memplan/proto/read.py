@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from memplan.errors import ModelError
 from memplan.proto.external import check_external_data
 from memplan.proto.limits import MOST_NAME, MOST_NESTED, MOST_OUTPUTS, require
+from memplan.proto.metadata import unseal
 from memplan.proto.model_checks import (
     CALLS_BODIES,
     check_body,
@@ -60,6 +61,7 @@ def reread(model: onnx.ModelProto, path: Path, weights: Path | None = None) -> o
 def _checked(model: onnx.ModelProto, path: Path, weights: Path | None) -> onnx.ModelProto:
     check_structure(model, path)
     check_external_data(model, weights or path)
+    unseal(model)
     return model
 
 

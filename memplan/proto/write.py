@@ -16,6 +16,7 @@ import onnx
 from memplan.errors import UsageError
 from memplan.processes.scratch import hold, sweep
 from memplan.proto.external import data_files
+from memplan.proto.metadata import sealed_bytes
 
 _PREFIX = ".memplan-tmp-"
 _OURS = re.compile(rf"{re.escape(_PREFIX)}[a-z0-9_]{{8}}")
@@ -235,4 +236,4 @@ def put(made: Made, path: Path, force: bool) -> None:
 
 def write_model(model: onnx.ModelProto, path: Path, *, force: bool = False) -> None:
     """Write ``model`` to ``path`` atomically. External data stays where it is."""
-    write_atomically(path, model.SerializeToString(), force=force)
+    write_atomically(path, sealed_bytes(model), force=force)

@@ -17,8 +17,7 @@ import onnx
 
 from memplan.api.source import Model, as_file, shown_path
 from memplan.errors import ModelError, UsageError
-from memplan.ir.contract import Contract
-from memplan.ir.doubts import sound_contract
+from memplan.ir.contract import Contract, sound_contract
 from memplan.ir.roles import FOUND_INF, LOSS_SCALE, STATE, Role
 from memplan.proto.edit import copied, drop_named
 from memplan.proto.external import files_of_weights

@@ -29,7 +29,7 @@ from memplan.passes.chunk.choose_chunks import ChunkRegions
 from memplan.passes.chunk.chunk_layers import ChunkLayers
 from memplan.planning.plain.as_loaded import as_loaded, changes_at_load
 from memplan.processes.scratch import scratch_folder
-from memplan.proto.metadata import STATE, carry_marks, get_metadata, set_metadata
+from memplan.proto.metadata import carry_marks, get_metadata, set_metadata
 from memplan.proto.read import read_model
 from memplan.proto.restore_order import restore_order
 from memplan.shapes.prepare import prepare as prepare_model
@@ -216,11 +216,9 @@ def _optimized(
     _check_interface(prepared.proto, saved)
     ordered = restore_order(saved, prepared.proto)
     lost = carry_marks(prepared.proto.graph, ordered.graph)
+    set_metadata(ordered, get_metadata(prepared.proto))
     model = prepare_model(ordered, prepared.path, prepared.dims, prepared.weights)
-    found = opened(model, loss)
-    if STATE in get_metadata(prepared.proto):
-        set_metadata(model.proto, get_metadata(prepared.proto))
-    return like_state(found, source), lost
+    return like_state(opened(model, loss), source), lost
 
 
 def _saved(source: OpenModel, goal: Goal, without: Sequence[str], folder: Path) -> onnx.ModelProto:

@@ -285,7 +285,8 @@ def _keep_notes(saved: onnx.GraphProto, original: onnx.GraphProto) -> None:
 def _note_types(saved: onnx.ModelProto, model: OpenModel) -> None:
     """Put the types where a plain session does not see them."""
     known = {name: [dtype, list(sizes)] for name, dtype, sizes in _known_types(saved, model)}
-    set_metadata(saved, {**get_metadata(saved), HIDDEN_KEY: known, "session": "default"})
+    own = get_metadata(model.prepared.proto)
+    set_metadata(saved, {**own, HIDDEN_KEY: known, "session": "default"})
 
 
 def _state_types(saved: onnx.ModelProto, model: OpenModel) -> None:

@@ -104,6 +104,33 @@ def test_what_the_file_says_is_believed_where_it_fits() -> None:
     assert again.stated
     assert again.new_values == said.new_values
     assert again.roles == said.roles
+    assert "'y' is the next value of 'w'" in again.refused[0]
+
+
+@pytest.mark.parametrize("name", ["t", "x_t", "num_step", "decoder_iter"])
+@pytest.mark.parametrize("reader", ["forward", "update", "nobody"])
+def test_a_step_counter_is_not_read_by_the_model_itself(name: str, reader: str) -> None:
+    """A diffusion model's time step, of a batch of one, is fed."""
+    text = """<ir_version: 10, opset_import: ["" : 20]>
+        step (float[4,3] x, float[3,2] w, float[1] TIME) => (float loss, float[3,2] w_new) {
+          x1 = MODEL (x, TIME)
+          y = MatMul (x1, w)
+          s = Mul (y, y)
+          loss = ReduceSum <keepdims = 0> (s)
+          dy = Add (y, y)
+          xt = Transpose <perm = [1, 0]> (x1)
+          dw = MatMul (xt, dy)
+          d = UPDATE (dw, TIME)
+          w_new = Sub (w, d)
+        }"""
+    used = {"forward": ("Add", "Max"), "update": ("Max", "Div"), "nobody": ("Max", "Max")}[reader]
+    for word, operator in zip(("MODEL", "UPDATE"), used, strict=True):
+        text = text.replace(word, operator)
+    for operator, given in (("x1 = Max", "x"), ("d = Max", "dw")):
+        text = text.replace(f"{operator} ({given}, TIME)", f"{operator} ({given})")
+    found = _contract(onnx.parser.parse_model(text.replace("TIME", name)))
+    assert found.roles[name] is (Role.BATCH if reader == "forward" else Role.STEP_COUNTER)
+    assert found.roles["w"] is Role.PARAMETER
 
 
 def test_what_the_file_says_of_its_state_stays_when_other_metadata_is_written() -> None:

@@ -69,23 +69,31 @@ def test_pairs_loss_and_parameters_are_those_that_the_file_states() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("said", "refused"),
     [
-        {"roles": 3, "new_values": [], "gradients": "w1"},
-        {"new_values": {"o3": "w1", "o1": "o2", "x": "w1", "none": "w1", "o2": 3}},
-        {"gradients": {"o1": "mean", "none": "w1", "w1": "w1", "o2": "none"}},
-        {"roles": {"none": "loss", "second": ["loss"]}},
-        {"roles": {"w1": "loss", "second": "batch"}},
-        {"gradients": {"first": "w1"}, "new_values": {"o3": "o3"}},
+        ({"roles": 3, "new_values": [], "gradients": "w1"}, 0),
+        ({"new_values": {"o3": "w1", "o1": "o2", "x": "w1", "none": "w1"}}, 1),
+        ({"new_values": {"o3": "mean", "o2": 3}}, 0),
+        ({"gradients": {"o1": "mean", "none": "w1", "w1": "w1", "o2": "none"}}, 2),
+        ({"roles": {"none": "loss", "second": ["loss"]}}, 0),
+        ({"roles": {"w1": "loss", "second": "batch", "o1": "none", "mean": "step-counter"}}, 0),
+        ({"gradients": {"first": "w1"}, "new_values": {"o3": "o3"}}, 1),
     ],
 )
-def test_what_does_not_fit_is_not_believed(said: dict[str, Any]) -> None:
+def test_what_does_not_fit_is_not_believed(said: dict[str, Any], refused: int) -> None:
     model = step(said)
-    found = read_stated(model.graph, said)
-    assert found.contradictions
+    found = read_stated(model.graph, get_metadata(model.prepared.proto))
+    assert len(found.refused) == refused
     assert not found.roles
     assert not found.pairs
     assert by_name(model) == by_name(step({}))
+
+
+def test_of_two_outputs_for_one_input_the_first_is_taken_and_the_other_refused() -> None:
+    model = step({"new_values": {"o1": "w1", "o2": "w1"}, "gradients": {"o1": "w2", "o2": "w2"}})
+    found = read_stated(model.graph, get_metadata(model.prepared.proto))
+    assert dict(found.pairs) == {"o2": "w1"}
+    assert "'o2' and 'o1'" in found.refused[0]
 
 
 def test_a_graph_of_updates_has_no_loss_and_takes_gradients() -> None:

@@ -10,8 +10,9 @@ runtime.
    Dropout, views, scalar factors, Concat.
 2. **Pad_Fusion** (level BASIC): ``Pad`` of zeros and ``MaxPool``. The pool takes its own padding
    for -inf, so negative maxima at the border differ, unless nothing negative comes in. With
-   ``ceil_mode`` the fused pool, ``AveragePool`` too, has another shape, and with as much padding as
-   the kernel is wide it is refused.
+   ``ceil_mode`` the fused pool, ``AveragePool`` too, has another shape. How much is padded, with
+   what and who else reads it is not looked at. (With as much padding as the kernel is wide no
+   session opens, and says so.)
 3. ``FusedMatMul`` with ``transA`` and a vector, which is what 1. leaves behind in a file.
 4. ``ScatterND`` with a reduction loses updates on the CPU where an index occurs twice and several
    threads run.
@@ -23,22 +24,15 @@ optimization offline.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
-from memplan.proto.nodes import is_constant, is_standard, reads_of, subgraphs
-from memplan.shapes.infer import (
-    constant_type,
-    declared_values,
-    has_small_content,
-    run_inference,
-    without_weights,
-)
+from memplan.proto.nodes import is_constant, operator_key, subgraphs
+from memplan.shapes.infer import constant_type, declared_values, run_inference, without_weights
 from memplan.shapes.tensor_type import Types, read_type
 from memplan.units import counted
 
@@ -50,12 +44,7 @@ _THROUGH = frozenset(
     | {"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2"}
     | {"ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp", "ArgMax", "ArgMin"}
 )
-_NOT_NEGATIVE = frozenset(
-    {"Relu", "Sigmoid", "HardSigmoid", "Softmax", "Softplus", "Abs", "Exp", "Sqrt", "ReduceL2"}
-)
-_KEEPS_SIGN = frozenset(
-    {"Identity", "Dropout", "Cast", "Reshape", "Transpose", "MaxPool", "AveragePool", "Concat"}
-)
+_NOT_NEGATIVE = frozenset({"Relu", "Sigmoid", "Softmax", "Softplus", "Abs", "Exp"})
 
 
 class Edge(StrEnum):
@@ -161,56 +150,42 @@ class _Search:
         self.unsure = False
         self.ranks = {name: len(t.shape) for name, t in types.items() if t.shape is not None}
         self.makers: dict[str, onnx.NodeProto] = {}
-        self.constants: dict[str, onnx.TensorProto] = {}
 
     def edges(self) -> Iterator[SharpEdge]:
         """All of them, in file order."""
         yield from self._of(self.model.graph)
 
     def _of(self, graph: onnx.GraphProto) -> Iterator[SharpEdge]:
-        for value in declared_values(graph):
-            shape = read_type(value.type).shape
-            if shape is not None:
-                self.ranks.setdefault(value.name, len(shape))
-        for tensor in graph.initializer:
-            self.ranks.setdefault(tensor.name, len(tensor.dims))
-            if has_small_content(tensor):
-                self.constants[tensor.name] = tensor
+        stated = {value.name: read_type(value.type).shape for value in declared_values(graph)}
+        stated |= {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
         for node in graph.node:
             self.makers.update((name, node) for name in node.output if name)
-            if is_constant(node):
-                self._learn(node)
-        padded = any(node.op_type == "Pad" for node in graph.node)
-        read = _times_read(graph) if padded else {}
+            if is_constant(node) and (found := constant_type(node)) is not None:
+                stated.setdefault(node.output[0], found.shape)
+        for name, shape in stated.items():
+            if shape is not None:
+                self.ranks.setdefault(name, len(shape))
         for node in graph.node:
-            edge = self._edge(node, read)
+            edge = self._edge(node)
             if edge is not None:
                 yield SharpEdge(edge, node.op_type, node.name, node.output[0])
             for body in subgraphs(node):
                 yield from self._of(body)
 
-    def _learn(self, constant: onnx.NodeProto) -> None:
-        found = constant_type(constant)
-        if found is not None and found.shape is not None:
-            self.ranks.setdefault(constant.output[0], len(found.shape))
-        if constant.attribute[0].name == "value" and has_small_content(constant.attribute[0].t):
-            self.constants[constant.output[0]] = constant.attribute[0].t
-
-    def _edge(self, node: onnx.NodeProto, read: Mapping[str, int]) -> Edge | None:
-        if node.op_type == "FusedMatMul":
-            return Edge.FUSED if _number(node, "transA") and self._by_vector(node) else None
-        if not is_standard(node.domain):
-            return None
-        if node.op_type == "MatMul":
-            return Edge.VECTOR if self._is_behind_transpose(node) else None
-        if node.op_type in ("MaxPool", "AveragePool"):
-            return Edge.POOL if self._is_behind_padding(node, read) else None
-        if node.op_type == "ScatterND":
-            return Edge.SCATTER if _text(node, "reduction") not in ("", "none") else None
+    def _edge(self, node: onnx.NodeProto) -> Edge | None:
+        match operator_key(node):
+            case "com.microsoft:FusedMatMul" if _attribute(node, "transA"):
+                return Edge.FUSED if self._by_vector(node) else None
+            case ":MatMul" if self._is_behind_transpose(node):
+                return Edge.VECTOR if self._by_vector(node) else None
+            case ":MaxPool" | ":AveragePool" if self._is_behind_padding(node):
+                return Edge.POOL
+            case ":ScatterND" if _attribute(node, "reduction") not in (None, b"none"):
+                return Edge.SCATTER
         return None
 
     def _by_vector(self, node: onnx.NodeProto) -> bool:
-        rank = self.ranks.get(node.input[1])
+        rank = self.ranks.get(node.input[1]) if len(node.input) > 1 else 0
         self.unsure = self.unsure or rank is None
         return rank == 1
 
@@ -223,102 +198,28 @@ class _Search:
             maker = self.makers.get(name)
             if name in seen or maker is None or maker.op_type not in _THROUGH:
                 continue
-            seen.add(name)
             if maker.op_type == "Transpose":
-                return self._by_vector(node)
+                return True
+            seen.add(name)
             names.extend(maker.input)
         return False
 
-    def _is_behind_padding(self, node: onnx.NodeProto, read: Mapping[str, int]) -> bool:
+    def _is_behind_padding(self, node: onnx.NodeProto) -> bool:
         """2. of the head."""
-        name = node.input[0]
-        pad = self.makers.get(name)
-        while pad is not None and pad.op_type == "Identity" and read.get(name) == 1:
-            name = pad.input[0]
-            pad = self.makers.get(name)
-        if pad is None or pad.op_type != "Pad" or read.get(name) != 1 or len(node.output) > 1:
+        pad = self.makers.get(node.input[0])
+        while pad is not None and operator_key(pad) == ":Identity":
+            pad = self.makers.get(pad.input[0])
+        if pad is None or operator_key(pad) != ":Pad" or len(node.output) > 1:
             return False
-        pads = self._pads(pad)
-        if pads is None or _text(node, "auto_pad") not in ("", "NOTSET"):
+        if _attribute(pad, "mode") not in (None, b"constant") or any(pad.input[3:]):
             return False
-        if _number(node, "ceil_mode"):
+        if _attribute(node, "ceil_mode"):
             return True
-        kernel = _list(node, "kernel_shape")
-        own = _list(node, "pads") or [0] * 2 * len(kernel)
-        sides = [*pads[2 : 2 + len(kernel)], *pads[-len(kernel) :]]
-        wide = any(a + b >= k for a, b, k in zip(sides, own, kernel * 2, strict=False))
-        return wide or (node.op_type == "MaxPool" and not self._is_not_negative(pad.input[0]))
-
-    def _pads(self, pad: onnx.NodeProto) -> list[int] | None:
-        """The widths that a Pad of zeros adds to a batch of images; None where the runtime leaves
-        it as it is."""
-        if _text(pad, "mode") not in ("", "constant") or (len(pad.input) > 3 and pad.input[3]):
-            return None
-        if len(pad.input) > 2 and pad.input[2]:
-            value = self.constants.get(pad.input[2])
-            if value is None or numpy_helper.to_array(value).any():
-                return None
-        if len(pad.input) < 2:  # before opset 11
-            return None if _float(pad, "value") else _list(pad, "pads")
-        widths = self.constants.get(pad.input[1])
-        if widths is None:
-            return None
-        pads = [int(width) for width in numpy_helper.to_array(widths)]
-        batch = len(pads) // 2
-        images = [*pads[2:batch], *pads[batch + 2 :]]
-        apart = [*pads[:2], *pads[batch : batch + 2]]
-        return pads if min(images, default=-1) >= 0 and not any(apart) else None
-
-    def _is_not_negative(self, name: str) -> bool:
-        """Whether a tensor cannot have a negative element, as far as its makers tell."""
-        names, seen = [name], set[str]()
-        while names:
-            name = names.pop()
-            maker = self.makers.get(name)
-            if maker is None:
-                return False
-            if name in seen or maker.op_type in _NOT_NEGATIVE:
-                continue
-            seen.add(name)
-            if maker.op_type == "Clip" and len(maker.input) > 1:
-                low = self.constants.get(maker.input[1])
-                if low is None or float(numpy_helper.to_array(low)) < 0:
-                    return False
-            elif maker.op_type in _KEEPS_SIGN:
-                names.extend(maker.input if maker.op_type == "Concat" else maker.input[:1])
-            else:
-                return False
-        return True
-
-
-def _times_read(graph: onnx.GraphProto) -> Counter[str]:
-    """How many nodes read a tensor, one more for a graph output."""
-    read = Counter(value.name for value in graph.output)
-    for node in graph.node:
-        read.update(set(reads_of(node)))
-    return read
+        before = self.makers.get(pad.input[0])
+        harmless = before is not None and before.op_type in _NOT_NEGATIVE
+        return node.op_type == "MaxPool" and not harmless
 
 
 def _attribute(node: onnx.NodeProto, name: str) -> object:
     found = next((item for item in node.attribute if item.name == name), None)
     return None if found is None or found.ref_attr_name else helper.get_attribute_value(found)
-
-
-def _number(node: onnx.NodeProto, name: str) -> int:
-    value = _attribute(node, name)
-    return value if isinstance(value, int) else 0
-
-
-def _float(node: onnx.NodeProto, name: str) -> float:
-    value = _attribute(node, name)
-    return value if isinstance(value, float) else 0.0
-
-
-def _list(node: onnx.NodeProto, name: str) -> list[int]:
-    value = _attribute(node, name)
-    return [int(item) for item in value] if isinstance(value, Sequence) else []
-
-
-def _text(node: onnx.NodeProto, name: str) -> str:
-    value = _attribute(node, name)
-    return value.decode() if isinstance(value, bytes) else ""

@@ -145,8 +145,9 @@ def narrowing_section(analysis: Analysis) -> str:
         for item in found
     )
     return (
-        "<section><h2>A narrower --wrt <small>what the gradients of a module alone hold at the "
-        f"peak; the peak falls by that at most</small></h2>{scroll('narrower gradients')}"
+        "<section><h2>A narrower --wrt <small>what the gradients of a module hold at the peak, "
+        "when those before it are frozen; the peak falls by that at most</small></h2>"
+        f"{scroll('narrower gradients')}"
         f'<table class="live"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
         "</div></section>"
     )

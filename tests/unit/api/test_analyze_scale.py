@@ -115,17 +115,20 @@ def test_narrowing_is_what_it_is_group_by_group(session: SessionKind) -> None:
         reference = _Reference(timeline, model.phases, groups)
         explainer = Explainer(timeline, model.phases, model.modules)
         assert len(found) > 2
+        earlier: list[Buffer] = []
+        before = 0
         for index, item in enumerate(found):
-            alone = reference.gone({index})
-            assert item.freed_bytes == sum(b.nbytes for b in alone) + reference.state({index})
+            first = set(range(index + 1))
+            gone = reference.gone(first)
+            nbytes = sum(b.nbytes for b in gone) + reference.state(first)
+            assert item.freed_with_earlier_bytes == nbytes
+            assert item.freed_bytes == nbytes - before
             assert item.stashes == tuple(
                 (model.graph.tensors[b.root].name, b.nbytes)
-                for b in alone
-                if explainer.buffer_class(b) is TensorClass.STASH
+                for b in gone
+                if b not in earlier and explainer.buffer_class(b) is TensorClass.STASH
             )
-            first = set(range(index + 1))
-            nbytes = sum(b.nbytes for b in reference.gone(first)) + reference.state(first)
-            assert item.freed_with_earlier_bytes == nbytes
+            earlier, before = gone, nbytes
 
 
 def test_the_floor_counts_every_output_once() -> None:

@@ -59,11 +59,6 @@ WRONG = {
         "pads = [1, 1, 1, 1], ceil_mode = 1, count_include_pad = 1> (q) }",
         Edge.POOL,
     ),
-    "more zeros than the kernel is wide": (
-        f"g ({IMAGE}) => (y) {{ p = Constant <value = int64[8] {{0, 0, 2, 2, 0, 0, 2, 2}}> () "
-        "a = Abs (x) q = Pad (a, p) [n] y = MaxPool <kernel_shape = [2, 2]> (q) }",
-        Edge.POOL,
-    ),
     "a fused node that is in the file": (
         f"g ({MATRIX}) => (y) {{ [n] y = com.microsoft.FusedMatMul <transA = 1> (p, v) }}",
         Edge.FUSED,
@@ -87,17 +82,29 @@ RIGHT = {
     "y = MatMul (r, v) }",
     "nothing negative comes in": f"g ({IMAGE}) => (y) {{ {PADS} r = Relu (x) q = Pad (r, p) "
     f"y = {MAX} (q) }}",
-    "two readers": f"g ({IMAGE}) => (y, z) {{ {PADS} q = Pad (x, p) y = {MAX} (q) z = Neg (q) }}",
     "with indices": f"g ({IMAGE}) => (y, i) {{ {PADS} q = Pad (x, p) y, i = {MAX} (q) }}",
     "with axes": f"g ({IMAGE}) => (y) {{ {PADS} z = Constant <value = float {{0.0}}> () "
     f"a = Constant <value_ints = [0, 1, 2, 3]> () q = Pad (x, p, z, a) y = {MAX} (q) }}",
-    "something else than zeros": f"g ({IMAGE}) => (y) {{ {PADS} "
-    f"z = Constant <value = float {{-9.0}}> () q = Pad (x, p, z) y = {MAX} (q) }}",
     "a mean": f"g ({IMAGE}) => (y) {{ {PADS} q = Pad (x, p) "
     "y = AveragePool <kernel_shape = [3, 3], strides = [2, 2]> (q) }",
     "the edge repeated": f'g ({IMAGE}) => (y) {{ {PADS} q = Pad <mode = "edge"> (x, p) '
     f"y = {MAX} (q) }}",
 }
+
+
+# Named without need.
+COARSE = {
+    "two readers": f"g ({IMAGE}) => (y, z) {{ {PADS} q = Pad (x, p) y = {MAX} (q) z = Neg (q) }}",
+    "something else than zeros": f"g ({IMAGE}) => (y) {{ {PADS} "
+    f"z = Constant <value = float {{-9.0}}> () q = Pad (x, p, z) y = {MAX} (q) }}",
+}
+# Operators of others, which may have any inputs.
+FOREIGN = (
+    f"g ({MATRIX}) => (y) {{ y = acme.FusedMatMul <transA = 1> (p) }}",
+    f"g ({MATRIX}) => (y) {{ y = com.microsoft.FusedMatMul <transA = 1> (p) }}",
+    f"g ({IMAGE}) => (y) {{ r = acme.Identity () y = {MAX} (r) }}",
+    f"g ({IMAGE}) => (y) {{ r = acme.Pad () y = {MAX} (r) }}",
+)
 
 
 def model_of(text: str) -> onnx.ModelProto:
@@ -176,6 +183,21 @@ def test_what_the_runtime_gets_right_is_not_named(name: str) -> None:
     model = model_of(RIGHT[name])
     assert not sharp_edges(model)
     assert same(outputs(model, "ORT_DISABLE_ALL"), outputs(model, "ORT_ENABLE_ALL"))
+
+
+@pytest.mark.ort
+@pytest.mark.parametrize("name", COARSE)
+def test_what_is_named_without_need_is_right_without_the_optimizer(name: str) -> None:
+    model = model_of(COARSE[name])
+    (found,) = sharp_edges(model)
+    assert found.edge is Edge.POOL
+    own = outputs(model, "ORT_DISABLE_ALL")
+    assert same(own, outputs(model, "ORT_ENABLE_ALL", wrong_optimizers([found])))
+
+
+@pytest.mark.parametrize("text", FOREIGN)
+def test_operators_of_others_are_not_looked_into(text: str) -> None:
+    assert not sharp_edges(model_of(text))
 
 
 @pytest.mark.ort

@@ -1,14 +1,12 @@
-"""Which nodes and tensors of one graph are which of another: by structure, whatever their names.
+"""Which nodes and tensors of one graph are which of another.
 
 1. Copies that a rewrite made (``memplan.role``) stand for what they are copies of.
 2. Nodes whose whole past and whole future are equal, names apart, are the same node.
-3. Of the rest: those equal within four edges, then two, then one; then the same without sizes and
-   without types, which is how a graph looks that is built for another batch or precision; then
-   neighbors of what was found; then what makes tensors of one type and shape by one operator.
-4. Then tensors of one name, type and shape, which another operator may make since a fusion.
-5. Of several candidates those with equal names go together where most names are in both graphs,
-   then, where one graph has more of them, those with an equal past; the others in the order of the
-   file.
+3. Of the rest: nodes of one operator with equal neighbours within two edges, of one name if they
+   can; then of one name; then of one operator and number of dimensions, as a graph has that is
+   built for another batch or precision. Of several candidates, those that stand in the same order.
+4. Inputs and initializers by who reads them, by name, by type and shape.
+5. Tensors of one name, type and shape, which another operator may make since a fusion.
 
 Signatures are numbers that are given out in order of first use, not hashes: equal numbers mean
 equal structure.
@@ -18,16 +16,16 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 
 from memplan.ir.graph import ABSENT, Graph, Node, Tensor
 
-_ROUNDS = (4, 2, 1)
+_ROUNDS = 2
 _COPY = re.compile(r"(.+)/recompute(?:_[0-9]+)?")
 _COPIES = frozenset({"recompute", "offload", "reload"})
-Description = Callable[[Tensor], Hashable]
-_Signatures = Mapping[int, int]
+_Keys = Mapping[int, Hashable]
+"""Of nodes: those with equal ones are paired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +57,9 @@ class _Side:
             for slot, tensor in enumerate(self.reads[node.id]):
                 self.readers[tensor].append((node.id, slot))
 
-    def maker(self, tensor: int) -> Node | None:
-        """The node that makes a tensor, if one does."""
-        producer = self.graph.tensors[tensor].producer
-        return None if producer == ABSENT else self.graph.nodes[producer]
+    def is_resident(self, tensor: int) -> bool:
+        """Whether a tensor is an input or initializer."""
+        return self.graph.tensors[tensor].producer == ABSENT
 
 
 def _copies(graph: Graph) -> tuple[dict[int, int], set[int]]:
@@ -120,10 +117,6 @@ def _exact(tensor: Tensor) -> Hashable:
     return tensor.dtype, tensor.shape
 
 
-def _without_sizes(tensor: Tensor) -> Hashable:
-    return tensor.dtype, len(tensor.shape)
-
-
 def _rank(tensor: Tensor) -> Hashable:
     return len(tensor.shape)
 
@@ -136,74 +129,43 @@ class _Search:
         self.nodes: dict[int, int] = {}
         self.tensors: dict[int, int] = {}
         self.back: dict[int, int] = {}
-        self.past: tuple[_Signatures, _Signatures] = {}, {}
         names = [{node.name for node in side.nodes} for side in self.sides]
         self.by_name = 2 * len(names[0] & names[1]) >= min(map(len, names))
 
     def run(self) -> Counterparts:
         """One way of looking after the other, as long as something is left."""
-        for signatures in self._ways():
-            self._pair_equal(signatures)
+        for old, new in self._ways():
+            self._pair_equal(old, new)
             if not all(side.left for side in self.sides):
                 break
-        self._pair_readers()
-        self._pair_makers()
-        self._pair_equal(self._alone())
         self._pair_resident()
         if self.by_name:
             self._pair_names()
         copies = self.sides[0].copy_of, self.sides[1].copy_of
         return Counterparts(self.nodes, self.tensors, copies)
 
-    def _ways(self) -> Iterator[tuple[_Signatures, _Signatures]]:
-        """Signatures of the nodes of both graphs, from the most exact to the least."""
-        old, new = self.sides
+    def _ways(self) -> Iterator[tuple[_Keys, ...]]:
+        """Keys of the nodes of both graphs, from the most exact to the least."""
         numbers = _Numbers()
-        past = self.past = _past(old, numbers), _past(new, numbers)
-        future = _future(old, numbers), _future(new, numbers)
-        yield _joined(past[0], future[0], numbers), _joined(past[1], future[1], numbers)
-        for describe in (_exact, _without_sizes, _rank):
-            for rounds in _ROUNDS:
-                numbers = _Numbers()
-                first = _within(old, rounds, describe, numbers)
-                yield first, _within(new, rounds, describe, numbers)
+        yield tuple(_whole(side, numbers) for side in self.sides)
+        near = tuple(_near(side, numbers) for side in self.sides)
+        if self.by_name:
+            yield tuple(_named(side, keys) for side, keys in zip(self.sides, near, strict=True))
+        yield near
+        plain = tuple(_plain(side) for side in self.sides)
+        if self.by_name:
+            yield tuple(_named(side, keys) for side, keys in zip(self.sides, plain, strict=True))
+        yield plain
 
-    def _alone(self) -> tuple[_Signatures, _Signatures]:
-        old, new = self.sides
-        numbers = _Numbers()
-        return _within(old, 0, _exact, numbers), _within(new, 0, _exact, numbers)
-
-    def _pair_equal(self, found: tuple[_Signatures, _Signatures]) -> None:
-        groups: defaultdict[int, tuple[list[Node], list[Node]]] = defaultdict(lambda: ([], []))
-        for which, (side, signatures) in enumerate(zip(self.sides, found, strict=True)):
-            for node in side.nodes:
-                if node.id in side.left:
-                    groups[signatures[node.id]][which].append(node)
-        for olds, news in groups.values():
-            for old, new in self._paired(olds, news):
-                self._take(old, new)
-
-    def _paired(self, olds: list[Node], news: list[Node]) -> Iterator[tuple[Node, Node]]:
-        """Candidates, two by two: by name where that says something, else in order."""
-        named = {node.name: node for node in news}
-        shared = {node.name: node for node in olds if node.name in named}
-        # Where as many are left of both, and their numbers moved, names would cross them.
-        if self.by_name and (len(olds) != len(news) or 2 * len(shared) > len(olds)):
-            yield from ((node, named[name]) for name, node in shared.items())
-            olds = [node for node in olds if node.name not in shared]
-            news = [node for node in news if node.name not in shared]
-        if len(olds) != len(news):
-            past: defaultdict[int, deque[Node]] = defaultdict(deque)
-            for node in news:
-                past[self.past[1][node.id]].append(node)
-            pairs = [
-                (node, same.popleft()) for node in olds if (same := past[self.past[0][node.id]])
-            ]
-            yield from pairs
-            known = {each.id for each, _ in pairs}, {each.id for _, each in pairs}
-            olds = [node for node in olds if node.id not in known[0]]
-            news = [node for node in news if node.id not in known[1]]
-        yield from zip(olds, news, strict=False)
+    def _pair_equal(self, old: _Keys, new: _Keys) -> None:
+        """Nodes with equal keys, in the order of the files."""
+        waiting: defaultdict[Hashable, deque[Node]] = defaultdict(deque)
+        for node in self.sides[1].nodes:
+            if node.id in self.sides[1].left:
+                waiting[new[node.id]].append(node)
+        for node in self.sides[0].nodes:
+            if node.id in self.sides[0].left and (found := waiting[old[node.id]]):
+                self._take(node, found.popleft())
 
     def _take(self, old: Node, new: Node) -> None:
         self.nodes[old.id] = new.id
@@ -215,38 +177,6 @@ class _Search:
 
     def _take_tensor(self, old: int, new: int) -> None:
         self.tensors[old], self.back[new] = new, old
-
-    def _pair_readers(self) -> None:
-        """Nodes of one operator that read counterparts in the same slot."""
-        before, after = self.sides
-        beside: defaultdict[tuple[int, int, str], list[Node]] = defaultdict(list)
-        for node in reversed(before.nodes):
-            if node.id in before.left:
-                for slot, tensor in enumerate(before.reads[node.id]):
-                    beside[tensor, slot, node.key].append(node)
-        for node in after.nodes:
-            if node.id not in after.left:
-                continue
-            for slot, tensor in enumerate(after.reads[node.id]):
-                found = beside[self.back.get(tensor, ABSENT), slot, node.key]
-                while found and found[-1].id not in before.left:
-                    found.pop()
-                if found:
-                    self._take(found.pop(), node)
-                    break
-
-    def _pair_makers(self) -> None:
-        """Nodes of one operator that make what counterparts read in the same slot."""
-        before, after = self.sides
-        twins = sorted(self.nodes.items(), reverse=True)
-        for old, new in twins:
-            for mine, other in zip(before.reads[old], after.reads[new], strict=False):
-                maker, its = before.maker(mine), after.maker(other)
-                if maker is None or its is None or maker.key != its.key:
-                    continue
-                if maker.id in before.left and its.id in after.left:
-                    self._take(maker, its)
-                    twins.append((maker.id, its.id))
 
     def _pair_names(self) -> None:
         """Tensors of one name, type and shape that other operators make: fused, or no longer."""
@@ -265,9 +195,9 @@ class _Search:
         for old, new in self.nodes.items():
             for mine, other in zip(before.reads[old], after.reads[new], strict=False):
                 known = mine in self.tensors or other in self.back
-                if not known and before.maker(mine) is None and after.maker(other) is None:
+                if not known and before.is_resident(mine) and after.is_resident(other):
                     self._take_tensor(mine, other)
-        for key in (lambda t: t.name, _exact, _without_sizes, _rank):
+        for key in (lambda t: t.name, _exact, _rank):
             free: defaultdict[Hashable, deque[int]] = defaultdict(deque)
             for tensor in after.graph.tensors:
                 if tensor.producer == ABSENT and tensor.id not in self.back:
@@ -279,54 +209,56 @@ class _Search:
                     self._take_tensor(tensor.id, found.popleft())
 
 
-def _past(side: _Side, numbers: _Numbers) -> _Signatures:
-    """By everything that a node depends on."""
+def _whole(side: _Side, numbers: _Numbers) -> _Keys:
+    """By everything that a node depends on, and everything that depends on it."""
     graph = side.graph
     past = [numbers.of((tensor.kind, _exact(tensor))) for tensor in graph.tensors]
-    nodes: dict[int, int] = {}
+    before: dict[int, int] = {}
     for node in side.nodes:
         made = tuple(_exact(graph.tensors[t]) for t in node.writes)
-        nodes[node.id] = numbers.of((node.key, made, tuple(past[t] for t in side.reads[node.id])))
+        before[node.id] = numbers.of((node.key, made, tuple(past[t] for t in side.reads[node.id])))
         for slot, tensor in enumerate(node.writes):
-            past[tensor] = numbers.of((nodes[node.id], slot))
-    return nodes
-
-
-def _future(side: _Side, numbers: _Numbers) -> _Signatures:
-    """By everything that depends on a node."""
-    future: dict[int, int] = {}
+            past[tensor] = numbers.of((before[node.id], slot))
+    after: dict[int, int] = {}
     for node in reversed(side.nodes):
-        readers = tuple(
-            tuple(sorted((future.get(reader, -1), slot) for reader, slot in side.readers[t]))
-            for t in node.writes
-        )
-        future[node.id] = numbers.of((node.key, readers))
-    return future
+        after[node.id] = numbers.of((node.key, _readers(side, node, after)))
+    return {node.id: (before[node.id], after[node.id]) for node in side.nodes}
 
 
-def _joined(first: _Signatures, second: _Signatures, numbers: _Numbers) -> _Signatures:
-    return {node: numbers.of((first[node], second[node])) for node in first}
-
-
-def _within(side: _Side, rounds: int, describe: Description, numbers: _Numbers) -> _Signatures:
+def _near(side: _Side, numbers: _Numbers) -> _Keys:
     """By what lies within some edges of a node."""
     tensors = side.graph.tensors
+    outside = {t.id: numbers.of((t.kind, _exact(t))) for t in tensors if t.producer == ABSENT}
     found = {
-        node.id: numbers.of((node.key, tuple(describe(tensors[t]) for t in node.writes)))
+        node.id: numbers.of((node.key, tuple(_exact(tensors[t]) for t in node.writes)))
         for node in side.nodes
     }
-    outside = {t.id: numbers.of((t.kind, describe(t))) for t in tensors if t.producer == ABSENT}
-    for _ in range(rounds):
+    for _ in range(_ROUNDS):
         around = dict[int, int]()
         for node in side.nodes:
             past = tuple(
-                outside[t] if t in outside else found.get(tensors[t].producer, -1)
+                outside[t] if t in outside else found.get(tensors[t].producer, ABSENT)
                 for t in side.reads[node.id]
             )
-            future = tuple(
-                tuple(sorted((found[reader], slot) for reader, slot in side.readers[t]))
-                for t in node.writes
-            )
-            around[node.id] = numbers.of((found[node.id], past, future))
+            around[node.id] = numbers.of((found[node.id], past, _readers(side, node, found)))
         found = around
     return found
+
+
+def _readers(side: _Side, node: Node, of: Mapping[int, int]) -> Hashable:
+    """The numbers of those who read what a node makes, and in which slots."""
+    return tuple(
+        tuple(sorted((of.get(reader, ABSENT), slot) for reader, slot in side.readers[t]))
+        for t in node.writes
+    )
+
+
+def _plain(side: _Side) -> _Keys:
+    """By operator, and numbers of dimensions."""
+    tensors = side.graph.tensors
+    return {n.id: (n.key, tuple(_rank(tensors[t]) for t in n.writes)) for n in side.nodes}
+
+
+def _named(side: _Side, keys: _Keys) -> _Keys:
+    """The same, and by name."""
+    return {node.id: (keys[node.id], node.name) for node in side.nodes}

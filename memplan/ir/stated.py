@@ -68,7 +68,7 @@ def read_stated(
                 found[out], of[given] = given, out
         return found
 
-    roles = {}
+    roles: dict[str, Role] = {}
     said = _names(metadata, ROLES)
     for name, tensor in known.items():
         role = _ROLES.get(said.get(name, ""))
@@ -76,7 +76,9 @@ def read_stated(
             OF_OUTPUTS if name in outputs else set()
         )
         number = math.prod(tensor.shape) == 1
-        if role in kinds and name not in asked and (number or role not in _NUMBERS):
+        if role is None or role not in kinds or name in asked:
+            continue
+        if number or role not in _NUMBERS:
             roles[name] = role
     new_values = pairs(NEW_VALUES, outputs, "the next value")
     gradients = pairs(GRADIENTS, known, "the gradient")

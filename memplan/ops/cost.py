@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.ops.book import PRODUCTS, operator
-from memplan.ops.in_graph import in_graph
+from memplan.ops.instance import in_graph
 from memplan.ops.kernels import COPY_OPS
 from memplan.ops.memory import semantics
 

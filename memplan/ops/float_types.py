@@ -8,16 +8,14 @@ type and then does not know it. A CUDA session leaves a node to the CPU where CU
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 
 import onnx
 from onnx import TensorProto, helper
 
-from memplan.ops.kernels import cuda_kernels, schema_version
+from memplan.ops.kernels import cuda_kernels, read_table, schema_version
 from memplan.proto.nodes import domain_of, operator_key, subgraphs
 from memplan.proto.opset import default_opset
 from memplan.shapes.infer import run_inference, stated_types, without_weights
@@ -122,6 +120,5 @@ def _text(node: onnx.NodeProto, name: str) -> str:
 @cache
 def _cpu() -> Mapping[str, Mapping[str, Sequence[Sequence[str]]]]:
     """Type → operator key → rows of attribute, its value, and when it fails."""
-    text = files("memplan.ops").joinpath("tables/cpu_float_types.json").read_text()
-    table: dict[str, dict[str, list[list[str]]]] = json.loads(text)
+    table = read_table("cpu_float_types")
     return {name: table[name] for name in _TYPES.values()}

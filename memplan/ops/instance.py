@@ -1,7 +1,4 @@
-"""An operator as it stands in a graph, which is what the rules of the operator book look at.
-
-Light on purpose, as are the families: the standard library only.
-"""
+"""An operator as it stands in a graph, which is what the rules of the operator book look at."""
 
 from __future__ import annotations
 
@@ -10,16 +7,14 @@ from dataclasses import dataclass
 from math import prod
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
+from memplan.ir.graph import ABSENT, Graph, Node
+from memplan.proto.elements import tensor_bytes
+
 # onnx.TensorProto element types that formulas tell apart.
 FLOAT, INT32, INT64, BOOL, FLOAT16 = 1, 6, 7, 9, 10
-# bytes per element, by element type
-_ITEM_BYTES = {
-    **dict.fromkeys((2, 3, 9, 17, 18, 19, 20), 1),
-    **dict.fromkeys((4, 5, 10, 16), 2),
-    **dict.fromkeys((1, 6, 12), 4),
-    **dict.fromkeys((7, 11, 13, 14), 8),
-    15: 16,
-}
 _LATEST = 1 << 16
 
 
@@ -109,9 +104,34 @@ Work = Callable[[Instance], float]
 """Multiply-adds."""
 
 
+def in_graph(
+    graph: Graph,
+    node: Node,
+    *,
+    values: Mapping[str, npt.NDArray[np.generic]] | None = None,
+    threads: int = 1,
+) -> Instance:
+    """A node as its rules look at it.
+
+    Args:
+        graph: that it is a node of.
+        node: the node.
+        values: contents of small constants by name.
+        threads: of the session.
+    """
+
+    def contents(slot: int) -> list[int] | None:
+        value = (values or {}).get(graph.tensors[node.inputs[slot]].name)
+        return None if value is None else [int(v) for v in value.reshape(-1)]
+
+    inputs = [graph.tensors[t] if t != ABSENT else None for t in node.inputs]
+    outputs = [graph.tensors[t] if t != ABSENT else None for t in node.outputs]
+    return Instance(node.attributes, inputs, outputs, graph.opset, contents, max(1, threads))
+
+
 def item_bytes(tensor: TensorSpec) -> int:
-    """Bytes per element; 0 for a type without a size."""
-    return _ITEM_BYTES.get(tensor.dtype, 0)
+    """Bytes per element, whole ones; 0 for a type without a size."""
+    return tensor_bytes(tensor.dtype, ())
 
 
 def elements(tensor: TensorSpec | None) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 COPY_OPS = ("MemcpyFromHost", "MemcpyToHost")
 """Copies between host and device, which a CUDA session adds to the graph, and which may stand in a
@@ -64,10 +65,15 @@ class Kernels:
         return False
 
 
+def read_table(name: str) -> Any:
+    """A table that ``tools/probe_ort`` has written."""
+    return json.loads(files("memplan.ops").joinpath(f"tables/{name}.json").read_text())
+
+
 @cache
 def cuda_kernels() -> Kernels:
     """The table of the CUDA provider."""
-    data = json.loads(files("memplan.ops").joinpath("tables/cuda_kernels.json").read_text())
+    data = read_table("cuda_kernels")
     return Kernels(
         {
             key: tuple(

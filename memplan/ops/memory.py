@@ -7,15 +7,13 @@ nor in-place, which can only over-count, and is named among the assumptions.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 
 from memplan.ops.book import CONTROL_FLOW_OPS, EFFECT_OPS, RANDOM_OPS, operator
-from memplan.ops.kernels import COPY_OPS
+from memplan.ops.kernels import COPY_OPS, read_table
 from memplan.units import counted
 
 RANDOM, EFFECTS, BODY = (
@@ -50,7 +48,8 @@ def packed_inputs(key: str, provider: str) -> tuple[int, ...]:
 class MemorySemantics:
     """The measured tables of one provider. Pairs are (output index, input index).
 
-    ``runtime`` is what they were measured on, as ``onnxruntime 1.31.1``.
+    ``runtime`` is what they were measured on, as ``onnxruntime 1.31.1``; ``no_scratch`` are the
+    operators that take none.
     """
 
     provider: str
@@ -58,6 +57,7 @@ class MemorySemantics:
     alias: Mapping[str, tuple[tuple[int, int], ...]]
     inplace: Mapping[str, tuple[tuple[int, int], ...]]
     known: frozenset[str]
+    no_scratch: frozenset[str]
 
     def alias_input(self, key: str, output: int) -> int | None:
         """The input slot whose buffer output ``output`` always shares, or None."""
@@ -75,15 +75,15 @@ class MemorySemantics:
 @cache
 def semantics(provider: str) -> MemorySemantics:
     """The tables of ``provider`` (``cpu`` or ``cuda``)."""
-    text = files("memplan.ops").joinpath(f"tables/{provider}.json").read_text()
-    data = json.loads(text)
+    data = read_table(provider)
 
     def pairs(field: str) -> dict[str, tuple[tuple[int, int], ...]]:
         return {key: tuple((o, i) for o, i in rows) for key, rows in data[field].items()}
 
     alias, inplace = pairs("alias"), pairs("inplace")
     known = frozenset(alias) | frozenset(inplace) | frozenset(data["not_inplace"])
-    return MemorySemantics(provider, data["runtime"], alias, inplace, known)
+    scratch_free = frozenset(data.get("no_scratch", ()))
+    return MemorySemantics(provider, data["runtime"], alias, inplace, known, scratch_free)
 
 
 def has_effects(key: str) -> bool:

@@ -9,21 +9,11 @@ The formulas stand in the families of the book.
 
 from __future__ import annotations
 
-import json
 from functools import cache
-from importlib import resources
 
 from memplan.ops.book import operator
 from memplan.ops.instance import Formula, Instance
-
-
-@cache
-def _without_scratch(provider: str) -> frozenset[str]:
-    """The keys `domain:op` that the provider's table lists as taking no scratch at all."""
-    table = resources.files(__package__) / "tables" / f"{provider}.json"
-    if not table.is_file():
-        return frozenset()
-    return frozenset(json.loads(table.read_text(encoding="utf-8")).get("no_scratch", ()))
+from memplan.ops.memory import semantics
 
 
 def workspace_bytes(key: str, instance: Instance, provider: str = "cpu") -> int | None:
@@ -33,7 +23,7 @@ def workspace_bytes(key: str, instance: Instance, provider: str = "cpu") -> int 
     """
     formula = _formula(key, provider)
     if formula is None:
-        return 0 if key in _without_scratch(provider) else None
+        return 0 if key in semantics(provider).no_scratch else None
     try:
         return formula(instance)
     except (IndexError, ValueError):  # a rank that the operator never makes: the file is wrong
@@ -43,7 +33,7 @@ def workspace_bytes(key: str, instance: Instance, provider: str = "cpu") -> int 
 @cache
 def never_takes_scratch(key: str, provider: str) -> bool:
     """Whether :func:`workspace_bytes` is 0 for every call of an operator: most have no scratch."""
-    return _formula(key, provider) is None and key in _without_scratch(provider)
+    return _formula(key, provider) is None and key in semantics(provider).no_scratch
 
 
 def _formula(key: str, provider: str) -> Formula | None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from memplan.ir.graph import Graph, Node
 from memplan.ops.book import CONTROL_FLOW_OPS
-from memplan.ops.in_graph import in_graph
+from memplan.ops.instance import in_graph
 from memplan.ops.kernels import COPY_OPS
 from memplan.ops.memory import semantics
 from memplan.ops.workspace import never_takes_scratch, workspace_bytes

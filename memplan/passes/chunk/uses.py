@@ -7,7 +7,7 @@ from memplan.ir.graph import Node
 from memplan.ir.graph_facts import Facts
 from memplan.ops.book import operator
 from memplan.ops.facets import WHOLE, Use
-from memplan.ops.in_graph import in_graph
+from memplan.ops.instance import in_graph
 
 
 def uses(facts: Facts, node: Node) -> tuple[Use, ...]:

@@ -27,6 +27,7 @@ from memplan.errors import ModelError, UsageError
 from memplan.ir.graph import Graph, Phase, Tensor
 from memplan.ir.naming import differentiated_names, is_counter_name, is_rate_name, renewed_names
 from memplan.ir.phases import Phases
+from memplan.ir.reach import dependent_nodes
 from memplan.ir.roles import (
     OF_INPUTS,
     OF_OUTPUTS,
@@ -366,13 +367,8 @@ class _Finder:
 def _behind_loss(graph: Graph, phases: Phases) -> set[int]:
     """The nodes that depend on what the loss is made from: gradients, and what is made of them."""
     tensors: set[int] = set()
-    found: set[int] = set()
     for node in graph.nodes:
         if phases.of[node.id] is Phase.LOSS:
             tensors.update(t for t in node.reads if graph.tensors[t].producer >= 0)
             tensors.update(node.writes)
-    for node in graph.nodes:
-        if not tensors.isdisjoint(node.reads):
-            found.add(node.id)
-            tensors.update(node.writes)
-    return found
+    return dependent_nodes(graph, tensors)

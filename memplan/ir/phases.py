@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from memplan.errors import UsageError
 from memplan.ir.graph import Graph, Node, Phase, Tensor, TensorKind
 from memplan.ir.pairs import WEIGHTED, is_scalar_float, pair_outputs, weights_by_use
+from memplan.ir.reach import dependent_nodes, needed_nodes
 from memplan.ir.roles import Role
 from memplan.ir.stated import NOTHING, Stated, read_stated
 from memplan.proto.metadata import PHASE_KEY
@@ -103,7 +104,8 @@ class _Finder:
         tail = self._loss_tail(forward, weights) if loss is not None else set()
         self.activating = self._activating(forward - tail, weights)
         backward, update = self._rest(forward, tail)
-        state = self._state(weights, update)
+        # Renewed inputs that are not weights: optimizer state, running statistics, counters.
+        state = {source for source in self.pairs.values() if source not in weights}
         update |= self._optimizer(state, backward)
         backward -= update
         of = tuple(
@@ -147,12 +149,14 @@ class _Finder:
         graph = self.graph
         if self.boundary:
             roots = [t for node in self.boundary for t in graph.nodes[node].reads]
-            return self._ancestors(roots) | set(self.boundary)
+            return needed_nodes(self.graph, roots) | set(self.boundary)
         if loss is not None:
-            return self._ancestors([loss])
+            return needed_nodes(self.graph, [loss])
         # No loss: what no gradient-like output separates is one forward pass.
         plain = [t for t in graph.outputs if t not in self.pairs]
-        return self._ancestors(plain) if plain and self.pairs else set(range(len(graph.nodes)))
+        if plain and self.pairs:
+            return needed_nodes(self.graph, plain)
+        return set(range(len(graph.nodes)))
 
     def _parameters(self, forward: set[int]) -> set[int]:
         """Paired inputs that the forward pass reads and whose values are floats."""
@@ -179,7 +183,7 @@ class _Finder:
     def _loss_tail(self, forward: set[int], parameters: set[int]) -> set[int]:
         """Forward nodes behind the last node that reads a parameter."""
         graph = self.graph
-        weights = self.derived(parameters)
+        weights = self._derived(parameters)
         before: set[int] = set()  # nodes that a parameter reader still follows
         for node in reversed(graph.nodes):
             if node.id in forward and (
@@ -191,10 +195,10 @@ class _Finder:
 
     def _activating(self, nodes: set[int], parameters: set[int]) -> set[int]:
         """Nodes of the forward part before the loss that do not work on parameters alone."""
-        weights = self.derived(parameters)
+        weights = self._derived(parameters)
         return {node for node in nodes if weights.isdisjoint(self.graph.nodes[node].writes)}
 
-    def derived(self, parameters: set[int]) -> set[int]:
+    def _derived(self, parameters: set[int]) -> set[int]:
         """Parameters and what is made from them alone (a transposed weight)."""
         found = set(parameters)
         constant = TensorKind.INITIALIZER
@@ -218,17 +222,17 @@ class _Finder:
         metrics = self._metrics(rest)
         forward |= metrics
         rest -= metrics
-        core = self._descendants(seeds) & rest
+        core = dependent_nodes(self.graph, seeds) & rest
         if not core:
             return rest, set()
         roots = [t for node in core for t in graph.nodes[node].reads]
-        helpers = (self._ancestors(roots) & rest) - core
+        helpers = (needed_nodes(self.graph, roots) & rest) - core
         # What only serves the backward but runs before it (saved statistics) is forward work, but
         # for what an update makes of moments. A rewritten file may make the loss late.
         end = min(max(tail, default=-1), min(core))
         sources = (graph.tensors[t] for t in self.pairs.values())
         moments = {t.id for t in sources if not any(reader in forward for reader in t.readers)}
-        early = {node for node in helpers if node < end} - self._descendants(moments)
+        early = {node for node in helpers if node < end} - dependent_nodes(self.graph, moments)
         forward |= early
         backward = core | (helpers - early)
         return backward, rest - backward - forward
@@ -238,14 +242,10 @@ class _Finder:
         loss."""
         if not self.pairs or self.boundary:
             return set()
-        making = self._ancestors(self.pairs) & rest
+        making = needed_nodes(self.graph, self.pairs) & rest
         made = [t for node in making for t in self.graph.nodes[node].writes]
         loss = self._loss()
-        return rest - making - self._descendants(made if loss is None else [*made, loss])
-
-    def _state(self, parameters: set[int], update: set[int]) -> set[int]:
-        """Renewed inputs that are not parameters: optimizer state, running statistics, counters."""
-        return {source for source in self.pairs.values() if source not in parameters}
+        return rest - making - dependent_nodes(self.graph, made if loss is None else [*made, loss])
 
     def _optimizer(self, state: set[int], backward: set[int]) -> set[int]:
         """Backward nodes that are really optimizer arithmetic."""
@@ -255,7 +255,7 @@ class _Finder:
             output for output, source in self.pairs.items() if _is_new_value(graph, output, source)
         }
         scales = {t for t in state if self._scales_gradients(t, backward)}
-        found |= self._descendants(state - scales) & backward
+        found |= dependent_nodes(self.graph, state - scales) & backward
         if not new_values:
             return found
         for node in reversed(graph.nodes):
@@ -276,7 +276,7 @@ class _Finder:
             return False
         return any(
             graph.tensors[t].producer in self.activating
-            for node in self._descendants([state]) & backward
+            for node in dependent_nodes(self.graph, [state]) & backward
             for t in graph.nodes[node].reads
         )
 
@@ -288,25 +288,6 @@ class _Finder:
             if not readers or any(reader not in update for reader in readers):
                 return False
         return True
-
-    def _ancestors(self, tensors: Iterable[int]) -> set[int]:
-        graph, found, stack = self.graph, set[int](), list(tensors)
-        while stack:
-            producer = graph.tensors[stack.pop()].producer
-            if producer >= 0 and producer not in found:
-                found.add(producer)
-                stack.extend(graph.nodes[producer].reads)
-        return found
-
-    def _descendants(self, tensors: Iterable[int]) -> set[int]:
-        # Many nodes may have named one tensor, and each look at it goes over all of its readers.
-        graph, found, stack = self.graph, set[int](), list(set(tensors))
-        while stack:
-            for reader in graph.tensors[stack.pop()].readers:
-                if reader not in found:
-                    found.add(reader)
-                    stack.extend(graph.nodes[reader].writes)
-        return found
 
 
 def _is_new_value(graph: Graph, output: int, source: int) -> bool:

@@ -1,23 +1,38 @@
-"""What a set of graph outputs needs, and which parameter an output belongs to."""
+"""What a set of tensors needs and what needs it, and which parameter an output belongs to."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from memplan.ir.graph import Graph, Phase
-from memplan.ir.phases import Phases
+
+if TYPE_CHECKING:
+    from memplan.ir.phases import Phases
 
 
-def needed_nodes(graph: Graph, outputs: Iterable[int], nodes: Iterable[int] = ()) -> set[int]:
-    """Ids of the nodes that ``outputs`` (tensors) and ``nodes`` depend on, these among them."""
+def needed_nodes(graph: Graph, tensors: Iterable[int], nodes: Iterable[int] = ()) -> set[int]:
+    """Ids of the nodes that ``tensors`` and ``nodes`` depend on, these among them."""
     needed: set[int] = set(nodes)
-    waiting = [*outputs, *(t for node in needed for t in graph.nodes[node].reads)]
+    waiting = [*tensors, *(t for node in needed for t in graph.nodes[node].reads)]
     while waiting:
         producer = graph.tensors[waiting.pop()].producer
         if producer >= 0 and producer not in needed:
             needed.add(producer)
             waiting.extend(graph.nodes[producer].reads)
     return needed
+
+
+def dependent_nodes(graph: Graph, tensors: Iterable[int]) -> set[int]:
+    """Ids of the nodes that depend on ``tensors``."""
+    # Many nodes may have named one tensor, and each look at it goes over all of its readers.
+    found, waiting = set[int](), list(set(tensors))
+    while waiting:
+        for reader in graph.tensors[waiting.pop()].readers:
+            if reader not in found:
+                found.add(reader)
+                waiting.extend(graph.nodes[reader].writes)
+    return found
 
 
 def trained_outputs(graph: Graph, phases: Phases) -> dict[int, frozenset[int]]:

@@ -1,9 +1,9 @@
 """The only room that runs models, and the only door of ONNX Runtime.
 
 It answers what a model really takes: bytes, seconds and results. It takes a path and a
-:class:`~memplan.runtime.messages.RunRequest`; every run is a task for a child process
-(``messages``, ``measure``, ``child``). It gives ``Measurement``, ``RunTimes``, ``Comparison`` and
-``Machine``, and for the user's own process a session (``load``).
+:class:`~memplan.runtime.messages.RunRequest`; every run is a function of ``run_child`` that
+``measure`` calls in a process of its own. It gives ``Measurement``, ``RunTimes``, ``Comparison``
+and ``Machine``, and for the user's own process sessions (``load_session``, ``training_session``).
 """
 
 import os

@@ -17,7 +17,7 @@ from memplan.proto.edit import copied
 from memplan.proto.ort_format import UINT32, Table, root_table
 from memplan.proto.restore_order import sorted_nodes
 from memplan.runtime.messages import RunRequest
-from memplan.runtime.session_options import point_to_weights, session_options
+from memplan.runtime.session_options import point_to_weights, save_instead, session_options
 from memplan.runtime.sessions import open_session
 
 _EAGER = frozenset({"Shape", "Size"})  # run as soon as they can (graph_viewer.cc)
@@ -51,11 +51,8 @@ def loaded_graph(
     with scratch_folder() as scratch:
         saved = scratch / "loaded.ort"
         options = session_options("tuned", request.dims)
-        options.optimized_model_filepath = str(saved)
+        save_instead(options, saved)
         options.log_severity_level = 4  # errors come as exceptions
-        # Nothing is run: weights are not packed, and those in other files not even read.
-        options.add_session_config_entry("session.disable_prepacking", "1")
-        options.add_session_config_entry("session.save_model_format", "ORT")
         point_to_weights(options, folder)
         open_session(_without_large(model).SerializeToString(), request, options)
         nodes = [_node(node) for node in _by_index(_saved_graph(saved))]

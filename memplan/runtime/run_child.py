@@ -31,7 +31,7 @@ from memplan.runtime.messages import (
 )
 from memplan.runtime.profiled import Feeds, profiled_runs, save_outputs
 from memplan.runtime.resident_set import peak_rss, reset_peak_rss
-from memplan.runtime.session_options import point_to_weights, session_options
+from memplan.runtime.session_options import point_to_weights, save_instead, session_options
 from memplan.runtime.sessions import open_session, run_step
 from memplan.runtime.times import run_times
 
@@ -56,7 +56,7 @@ def optimize(
     without the optimizers in ``disabled``."""
     options, source = _ready(request, model, weights)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    _save_to(output, options)
+    save_instead(options, output)
     open_session(source, request, options, [*_NOT_OFFLINE, *disabled])
 
 
@@ -68,7 +68,7 @@ def load(
 
     def save(target: Path) -> None:
         options, source = _ready(request, model, weights)
-        _save_to(target, options)
+        save_instead(options, target)
         open_session(source, request, options, [*_BY_PROCESSOR] if portable else None)
 
     save(output)
@@ -77,17 +77,9 @@ def load(
     from memplan.runtime.loaded_order import outputs_by_index
 
     with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder) / "loaded.ort"  # the name decides on the format
+        target = Path(folder) / "loaded.ort"
         save(target)
         return Saved(ort.__version__, outputs_by_index(target))
-
-
-def _save_to(output: Path, options: Any) -> None:
-    """The session is made to be saved, not to be run. Weights in other files stay where they are,
-    and are not even read: packing them for the kernels would read all (measured: 2.5 GiB of
-    weights in 3 ms and 62 MB, instead of 14 s and 5 GB)."""
-    options.optimized_model_filepath = str(output)
-    options.add_session_config_entry("session.disable_prepacking", "1")
 
 
 def _ready(request: RunRequest, model: Path, weights: Path | None) -> tuple[Any, str | bytes]:

@@ -51,6 +51,15 @@ def held_options(*, optimized: bool) -> Any:
     return options
 
 
+def save_instead(options: Any, target: Path) -> None:
+    """Let a session be made to be saved at ``target``, in the format of its suffix, and not to be
+    run. Weights in other files stay where they are, and are not even read: packing them for the
+    kernels would read all (measured: 2.5 GiB of weights in 3 ms and 62 MB, instead of 14 s and
+    5 GB)."""
+    options.optimized_model_filepath = str(target)
+    options.add_session_config_entry("session.disable_prepacking", "1")
+
+
 def point_to_weights(options: Any, folder: Path | None) -> None:
     """Let a session that is given a model's bytes find its external data."""
     if folder is not None:

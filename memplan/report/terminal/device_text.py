@@ -6,8 +6,9 @@ from rich.console import Group
 
 from memplan.api.versions import measured_runtime
 from memplan.report.terminal.tables import group, line
-from memplan.runtime.cuda_device import Machine, Start
+from memplan.runtime.cuda_device import Machine
 from memplan.runtime.gpu import Gpu
+from memplan.runtime.messages import Start
 from memplan.units import counted, format_bytes
 
 

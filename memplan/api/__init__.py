@@ -15,6 +15,12 @@ it gives a frozen dataclass with ``as_json``.
     in ``validate/validating``: a graph before and after; gives ``Validation``, peaks and equality
 ``diff``
     in ``diff/diffing``: two training graphs; gives ``Diff``, what lies between their peaks
+``check``
+    in ``check/checking``: training graphs and the peaks that are locked; gives ``CheckResult``
+``capture``
+    in ``capture/capturing``: a PyTorch training step; gives ``Capture``, a training graph
 ``grad``, ``gradients``
     in ``grad/differentiate``: a forward graph; gives ``TrainingGraph``, a training graph
+``lower``
+    in ``lower/lowering``: a file of onnxruntime-training; gives ``LoweredGraph``, one without them
 """

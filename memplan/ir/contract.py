@@ -37,7 +37,7 @@ from memplan.ir.roles import (
     averaged_by,
 )
 from memplan.ir.stated import alike, read_stated
-from memplan.proto.metadata import BROKEN, GRADIENTS, NEW_VALUES, ROLES, SEAL
+from memplan.proto.metadata import BROKEN, GRADIENTS, NEW_VALUES, ROLES, SEAL, Names
 from memplan.shapes.tensor_type import FLOATS
 from memplan.units import counted
 
@@ -167,7 +167,8 @@ class _Finder:
         said = read_stated(graph, metadata, asked)
         self.roles = said.roles
         self.new_values = dict(said.new_values)
-        self.stated = bool(said.new_values or (said.roles and NEW_VALUES in metadata))
+        listed = isinstance(metadata.get(NEW_VALUES), Names)
+        self.stated = bool(said.new_values or (said.roles and listed))
         self.gradients = dict(said.gradients)
         self.refused = said.refused
         self.notes = [_EDITED] if metadata.get(SEAL) == BROKEN else []

@@ -57,6 +57,10 @@ class _Side:
             for slot, tensor in enumerate(self.reads[node.id]):
                 self.readers[tensor].append((node.id, slot))
 
+    def name_of(self, node: Node) -> str:
+        """The name of what a node makes: names of nodes are often made up from their places."""
+        return self.graph.tensors[node.writes[0]].name if node.writes else node.name
+
     def is_resident(self, tensor: int) -> bool:
         """Whether a tensor is an input or initializer."""
         return self.graph.tensors[tensor].producer == ABSENT
@@ -129,7 +133,7 @@ class _Search:
         self.nodes: dict[int, int] = {}
         self.tensors: dict[int, int] = {}
         self.back: dict[int, int] = {}
-        names = [{node.name for node in side.nodes} for side in self.sides]
+        names = [{side.name_of(node) for node in side.nodes} for side in self.sides]
         self.by_name = 2 * len(names[0] & names[1]) >= min(map(len, names))
 
     def run(self) -> Counterparts:
@@ -261,4 +265,4 @@ def _plain(side: _Side) -> _Keys:
 
 def _named(side: _Side, keys: _Keys) -> _Keys:
     """The same, and by name."""
-    return {node.id: (keys[node.id], node.name) for node in side.nodes}
+    return {node.id: (keys[node.id], side.name_of(node)) for node in side.nodes}

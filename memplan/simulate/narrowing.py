@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 from memplan.ir.graph import Graph, TensorKind
 from memplan.ir.phases import Phases
@@ -141,7 +141,12 @@ def _gone(
     node = graph.nodes[tensors[0].producer]
     optional = node.outputs.index(buffer.root) in operator(node.key).optional_outputs
     starts = {0, *(each for each in (made, held, read, read_late) if 0 <= each < count)}
-    for start, end in pairwise((*sorted(starts), count)):
+    begun: int | None = None
+    for start in (*sorted(starts), count):
         unread = read_late <= start if read > start else optional
-        if made <= start or (held <= start and unread):
-            yield start, end
+        goes = start < count and (made <= start or (held <= start and unread))
+        if goes and begun is None:
+            begun = start
+        elif not goes and begun is not None:
+            yield begun, start
+            begun = None

@@ -159,7 +159,6 @@ def test_cuda_knows_nothing_of_libraries() -> None:
         assert _scratch(f":{op}", {}, [tensor], [tensor], "cuda") == 0
     for op in ("Conv", "MatMul", "Gemm", "MaxPool"):
         assert _scratch(f":{op}", {}, [tensor], [tensor], "cuda") is None
-    assert _scratch(":Add", {}, [tensor], [tensor], "tpu") is None
 
 
 @pytest.mark.parametrize("provider", ["cpu", "cuda"])

@@ -230,8 +230,8 @@ def test_claims_that_cannot_be_read_are_none(text: str) -> None:
     model = by_hand()
     next(i for i in model.metadata_props if i.key == "memplan.new_values").value = text
     weights = {"w": np.ones(4, np.float32), "p": np.ones(4, np.float32)}
-    trainer = memplan.Trainer(model, weights, lr=0.1, state={"o3": "old"})
-    assert trainer.file.contract.new_values == {"o1": "w", "o2": "p", "o3": "old"}
+    state = {"o1": "w", "o2": "p", "o3": "old"}
+    assert memplan.Trainer(model, weights, lr=0.1, state=state).file.contract.new_values == state
 
 
 @pytest.mark.parametrize(
@@ -298,8 +298,9 @@ def test_accumulation_takes_two_files_that_belong_together(tmp_path: Path) -> No
     update = onnx.load(two)
     pairs = get_metadata(update)["new_values"]
     assert isinstance(pairs, dict)
-    said = changed(update, put("roles", "lr", "step-counter"))
-    assert "memplan.seal" in memplan.AccumulatingTrainer(one, said).notes[0]
+    edited = changed(update, put("roles", "lr", "step-counter"))
+    with pytest.raises(ModelError, match="do not belong together"):
+        memplan.AccumulatingTrainer(one, edited)
     name = next(given for given in pairs.values() if f"{given}.exp_avg" in pairs.values())
     unsealed = changed(onnx.load(one), lambda said: said.pop("seal"))
     blind = changed(unsealed, put("roles", name, "batch"))

@@ -1,27 +1,28 @@
 """The one door to the parts of onnx that are C++: inference, checker, inliner, version converter.
 
 They end the whole process on some files: an axis beyond 32 bits, a blank input, a negative size
-before a Slice (onnx 1.23: segmentation faults and failed assertions). So they run in a child
-process, whose death is a :class:`~memplan.errors.ModelError` here and costs one model, not all of
-those that ``check`` looks at. Checks before the calls could only cover the crashes that somebody
-has met.
+before a Slice (onnx 1.23: segmentation faults and failed assertions), or take all memory there is:
+functions that call each other twice, vectors that double. So they run in a child process under
+limits of the kernel, and what the child dies of is a :class:`~memplan.errors.ModelError` here that
+costs one model, not all of those that ``check`` looks at. Checks before the calls could only cover
+what somebody has met.
 
-The child is forked at the first call and serves all further ones: 2 ms once, and 0.2 ms per call
-and 2 ms per MB, measured; a fork per call costs 3 ms each, and a graph with many bodies makes
-thousands; a fresh interpreter would take 200 ms. Where the system refuses a fork, the calls are
-made in this process.
+The child is forked at the first call and serves all further ones: a fork per call costs 3 ms each,
+and a graph with many bodies makes thousands; a fresh interpreter would take 200 ms. Where the
+system refuses a fork, the calls are made in this process.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
+import resource
 import signal
-import struct
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
 from typing import NoReturn
 
 import onnx
@@ -30,9 +31,14 @@ from google.protobuf.message import DecodeError
 from memplan.errors import ModelError, RuntimeUnavailableError
 from memplan.proto.nodes import is_standard
 
-_HEADER = struct.Struct("<cQ")  # what is asked for, or what is answered, and how many bytes follow
-_ANSWER = b"a"
-_PIECE = 1 << 20
+_ROOM, _FACTOR = 256 << 20, 64
+"""Bytes that a call may take: so many, and so many times those of the model."""
+_SECONDS, _BYTES_PER_SECOND = 60, 1 << 20
+"""Processor time that a call may take, and how much of a model gets a further second. Inference of
+a graph with 100,000 nodes takes two."""
+_PATIENCE = 5
+"""How many times that is waited for an answer: a busy machine gives the child a part of its time,
+and a lock that another thread held at the fork would never be free."""
 
 
 def infer_shapes(
@@ -45,8 +51,11 @@ def infer_shapes(
         ModelError: it ended its process.
         RuntimeError, ValueError, MemoryError: it gives up.
     """
-    kind = {(False, False): b"i", (True, False): b"s", (False, True): b"p", (True, True): b"b"}
-    return _model(_ask(kind[strict, propagate], model.SerializeToString()))
+    return _ask("shape inference", _infer_shapes, model, strict, propagate)
+
+
+def _infer_shapes(data: bytes, strict: bool, propagate: bool) -> onnx.ModelProto:
+    return onnx.shape_inference.infer_shapes(data, strict_mode=strict, data_prop=propagate)
 
 
 def infer_node_outputs(
@@ -68,12 +77,13 @@ def infer_node_outputs(
     model.graph.node.append(node)
     model.graph.input.extend(onnx.ValueInfoProto(name=n, type=t) for n, t in types.items())
     model.graph.initializer.extend(data.values())
-    found = _model(_ask(b"n", model.SerializeToString()))
+    found = _ask("shape inference", _infer_node_outputs, model)
     return {value.name: value.type for value in found.graph.output}
 
 
-def _infer_node_outputs(model: onnx.ModelProto) -> onnx.ModelProto:
-    """In the child: the graph's one node with its inputs → the types of its outputs."""
+def _infer_node_outputs(data: bytes) -> onnx.ModelProto:
+    """The graph's one node with its inputs → the types of its outputs."""
+    model = onnx.ModelProto.FromString(data)
     graph, opset = model.graph, model.opset_import[0]
     found = onnx.shape_inference.infer_node_outputs(
         onnx.defs.get_schema(graph.node[0].op_type, opset.version, opset.domain),
@@ -95,7 +105,12 @@ def check_model(model: onnx.ModelProto) -> None:
         onnx.checker.ValidationError: the model is not valid.
         ModelError: the checker ended its process.
     """
-    _ask(b"c", model.SerializeToString())
+    _ask("checker", _check_model, model)
+
+
+def _check_model(data: bytes) -> onnx.ModelProto:
+    onnx.checker.check_model(data)
+    return onnx.ModelProto()
 
 
 def inline_functions(model: onnx.ModelProto, operators: list[str] | None = None) -> onnx.ModelProto:
@@ -103,86 +118,29 @@ def inline_functions(model: onnx.ModelProto, operators: list[str] | None = None)
 
     Raises:
         ModelError: the inliner ended its process.
+        MemoryError: what it makes is out of all proportion to the model.
         RuntimeError: it cannot inline them.
     """
-    data = model.SerializeToString()
-    if operators is None:
-        return _model(_ask(b"f", data))
-    names = " ".join(operators).encode()
-    return _model(_ask(b"o", struct.pack("<Q", len(names)) + names + data))
+    return _ask("inliner", _inline_functions, model, operators)
 
 
-def convert_version(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
-    """``onnx.version_converter.convert_version``.
-
-    Raises:
-        ModelError: the converter ended its process.
-        RuntimeError: it cannot convert the model.
-    """
-    return _model(_ask(b"v", struct.pack("<Q", version) + model.SerializeToString()))
-
-
-def _model(data: bytes) -> onnx.ModelProto:
-    model = onnx.ModelProto()
-    try:
-        model.ParseFromString(data)
-    except DecodeError:
-        raise ModelError(
-            "the graph nests its bodies deeper than protobuf reads",
-            "the file is damaged or was made to be hard to read",
-        ) from None
-    return model
-
-
-_CALLS = {
-    b"i": "shape inference",
-    b"s": "shape inference",
-    b"p": "shape inference",
-    b"b": "shape inference",
-    b"n": "shape inference",
-    b"c": "checker",
-    b"f": "inliner",
-    b"o": "inliner",
-    b"v": "version converter",
-}
-
-
-def _call(kind: bytes, data: bytes) -> bytes:
-    """What :func:`_ask` answers, computed in this process."""
-    if kind in b"ispb":
-        found = onnx.shape_inference.infer_shapes(
-            data, strict_mode=kind in b"sb", data_prop=kind in b"pb"
-        )
-        return bytes(found.SerializeToString())
-    if kind == b"n":
-        return bytes(_infer_node_outputs(onnx.ModelProto.FromString(data)).SerializeToString())
-    if kind == b"c":
-        onnx.checker.check_model(data)
-        return b""
-    first = struct.unpack_from("<Q", data)[0] if kind in b"ov" else 0
-    if kind == b"v":
-        from onnx import version_converter  # slow to import, and rarely needed
-
-        model = onnx.ModelProto.FromString(data[8:])
-        return bytes(version_converter.convert_version(model, first).SerializeToString())
+def _inline_functions(data: bytes, operators: list[str] | None) -> onnx.ModelProto:
     from onnx import inliner
 
-    if kind == b"f":
-        model = onnx.ModelProto.FromString(data)
-        return bytes(inliner.inline_local_functions(model).SerializeToString())
-    names = data[8 : 8 + first].decode().split(" ")
-    model = onnx.ModelProto.FromString(data[8 + first :])
-    chosen = [("", name) for name in names]
+    model = onnx.ModelProto.FromString(data)
+    if operators is None:
+        return inliner.inline_local_functions(model)
+    chosen = [("", name) for name in operators]
     made = inliner.inline_selected_functions(
         model, chosen, exclude=False, inline_schema_functions=True
     )
     if any(node.op_type == "Constant" and not node.attribute for node in made.graph.node):
         # The inliner (onnx 1.23) leaves out attributes that have their default value.
-        _state_defaults(model, names)
+        _state_defaults(model, operators)
         made = inliner.inline_selected_functions(
             model, chosen, exclude=False, inline_schema_functions=True
         )
-    return bytes(made.SerializeToString())
+    return made
 
 
 def _state_defaults(model: onnx.ModelProto, operators: list[str]) -> None:
@@ -196,52 +154,61 @@ def _state_defaults(model: onnx.ModelProto, operators: list[str]) -> None:
                     node.attribute.append(formal.default_value)
 
 
-def _errors() -> dict[bytes, type[Exception]]:
-    """What calls raise, by the letter that stands for it in an answer."""
-    return {
-        b"i": onnx.shape_inference.InferenceError,
-        b"c": onnx.checker.ValidationError,
-        b"m": MemoryError,
-        b"v": ValueError,
-        b"r": RuntimeError,
-    }
+def convert_version(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
+    """``onnx.version_converter.convert_version``.
+
+    Raises:
+        ModelError: the converter ended its process.
+        RuntimeError: it cannot convert the model.
+    """
+    return _ask("version converter", _convert_version, model, version)
+
+
+def _convert_version(data: bytes, version: int) -> onnx.ModelProto:
+    from onnx import version_converter  # slow to import, and rarely needed
+
+    return version_converter.convert_version(onnx.ModelProto.FromString(data), version)
+
+
+_ERRORS: dict[str, type[Exception]] = {
+    kind.__name__: kind
+    for kind in (
+        onnx.shape_inference.InferenceError,
+        onnx.checker.ValidationError,
+        MemoryError,
+        ValueError,
+        RuntimeError,
+    )
+}
+"""What the bindings raise, by name: an answer carries it as text."""
+_Call = Callable[..., onnx.ModelProto]
 
 
 # -- the child -------------------------------------------------------------------------------------
 
 
 class _Child:
-    """The process that makes the calls."""
+    """The process that makes the calls; ``pipe`` takes a function of this module with its arguments
+    and gives the bytes of its result, or the name of an error and its text."""
 
     def __init__(self) -> None:
-        asked, self.questions = os.pipe()
-        self.answers, answered = os.pipe()
+        self.pipe, other = Pipe()
         try:
             with warnings.catch_warnings():
-                # Of threads beside this one: the child only calls C++ and uses its pipes.
+                # Of threads beside this one: the child only calls C++ and uses its pipe.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self.pid = os.fork()
         except OSError:
-            for handle in (asked, answered, self.questions, self.answers):
-                os.close(handle)
+            self.pipe.close()
+            other.close()
             raise
         if self.pid == 0:
-            _serve(asked, answered)
-        os.close(asked)
-        os.close(answered)
-
-    def ask(self, kind: bytes, data: bytes) -> tuple[bytes, bytes] | None:
-        """The letter of the answer and the answer; None if the child died."""
-        try:
-            _send(self.questions, kind, data)
-            return _receive(self.answers)
-        except OSError:  # a broken pipe
-            return None
+            _serve(other)
+        other.close()
 
     def end(self) -> int:
         """End the child; the status with which it ended."""
-        os.close(self.questions)
-        os.close(self.answers)
+        self.pipe.close()
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGKILL)  # without effect on one that is dead already
         try:
@@ -263,33 +230,54 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def _ask(kind: bytes, data: bytes) -> bytes:
-    """The answer of the child; its exceptions are raised here.
+def _ask(what: str, call: _Call, model: onnx.ModelProto, *options: object) -> onnx.ModelProto:
+    """What a function of this module gives for ``model``, from the child; its exceptions are raised
+    here.
 
     Raises:
-        ModelError: the child was ended by the call.
+        ModelError: the child was ended by the call, or has no answer in time.
         RuntimeUnavailableError: the system does not let the child work.
     """
     global _child
+    data = model.SerializeToString()
+    seconds = _SECONDS + len(data) // _BYTES_PER_SECOND
     with _lock:
-        if _child is None:
-            try:
-                _child = _Child()
-            except OSError:  # no process or memory left
-                return _call(kind, data)
-        child = _child
         try:
-            answer = child.ask(kind, data)
+            child = _child = _child or _Child()
+        except OSError:  # no process or memory left
+            return _directly(what, call, model, *options)
+        try:
+            child.pipe.send((call, data, options, seconds))
+            answered = child.pipe.poll(_PATIENCE * seconds)
+            error, answer = child.pipe.recv() if answered else ("", b"")
+        except (EOFError, OSError):  # a broken pipe
+            _child = None
+            raise _died(what, child.end()) from None
         except BaseException:  # interrupted between question and answer
             _child = None
             child.end()
             raise
-        if answer is None:
+        if not answered:
             _child = None
-            raise _died(_CALLS[kind], child.end())
-    if answer[0] == _ANSWER:
-        return answer[1]
-    raise _errors()[answer[0]](answer[1].decode(errors="replace"))
+            child.end()
+            raise ModelError(
+                f"the {what} of onnx {onnx.__version__} gives no answer on this model",
+                "try again; a machine under load may need longer",
+            )
+    if error:
+        raise _ERRORS[error](answer.decode())
+    try:
+        return onnx.ModelProto.FromString(answer)
+    except DecodeError:
+        raise ModelError(
+            "the graph nests its bodies deeper than protobuf reads",
+            "the file is damaged or was made to be hard to read",
+        ) from None
+
+
+def _directly(what: str, call: _Call, model: onnx.ModelProto, *options: object) -> onnx.ModelProto:
+    """The same in this process."""
+    return call(model.SerializeToString(), *options)
 
 
 def _died(what: str, status: int) -> ModelError | RuntimeUnavailableError:
@@ -298,60 +286,60 @@ def _died(what: str, status: int) -> ModelError | RuntimeUnavailableError:
             f"the {what} of onnx cannot work: the system refuses its process files or memory",
             "ulimit -n and ulimit -v show the limits of this shell",
         )
-    cause = f" of {signal.Signals(os.WTERMSIG(status)).name}" if os.WIFSIGNALED(status) else ""
+    cause = ""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        names = {each.value: each.name for each in signal.Signals}  # real-time ones have none
+        cause = f" of {names.get(number, f'signal {number}')}"
     return ModelError(
         f"the {what} of onnx {onnx.__version__} died{cause} on this model",
         "the model is damaged, or met a bug of onnx: export it again",
     )
 
 
-def _serve(asked: int, answered: int) -> NoReturn:
+def _serve(pipe: Connection) -> NoReturn:
     """In the child: answer until nobody asks any more. Nothing of the parent's is kept open."""
+    status = 0
     try:
-        # Not among the standard streams, which the parent may have closed.
-        asked, answered = (fcntl.fcntl(pipe, fcntl.F_DUPFD, 3) for pipe in (asked, answered))
+        handle = os.dup2(pipe.fileno(), 3)  # not among the standard streams
+        os.closerange(handle + 1, os.sysconf("SC_OPEN_MAX"))
         quiet = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):  # what an assertion prints is not for users
             os.dup2(quiet, stream)
-        low, high = sorted((asked, answered))
-        os.closerange(3, low)
-        os.closerange(low + 1, high)
-        os.closerange(high + 1, os.sysconf("SC_OPEN_MAX"))
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        while (question := _receive(asked)) is not None:
-            try:
-                _send(answered, _ANSWER, _call(*question))
-            except Exception as error:  # the bindings raise exceptions of several types
-                kinds = (tag for tag, kind in _errors().items() if isinstance(error, kind))
-                _send(answered, next(kinds, b"r"), str(error).encode(errors="replace"))
-    finally:
-        os._exit(0)
+        asked = Connection(handle)
+        while True:
+            call, data, options, seconds = asked.recv()
+            status = 1
+            _limit(len(data), seconds)
+            answer = _answer(call, data, options)
+            _set(resource.RLIMIT_AS, resource.RLIM_INFINITY)  # the next question may be larger
+            asked.send(answer)
+    finally:  # EOFError: the parent is gone
+        os._exit(status)
 
 
-def _send(pipe: int, kind: bytes, data: bytes) -> None:
-    for part in (_HEADER.pack(kind, len(data)), data):
-        view = memoryview(part)
-        while view:
-            view = view[os.write(pipe, view[:_PIECE]) :]
+def _answer(call: _Call, data: bytes, options: tuple[object, ...]) -> tuple[str, bytes]:
+    try:
+        return "", call(data, *options).SerializeToString()
+    except Exception as error:  # the bindings raise exceptions of several types
+        names = (name for name, kind in _ERRORS.items() if isinstance(error, kind))
+        return next(names, "RuntimeError"), str(error).encode(errors="replace")
 
 
-def _receive(pipe: int) -> tuple[bytes, bytes] | None:
-    """One message; None at the end of the pipe."""
-    header = _read(pipe, _HEADER.size)
-    if header is None:
-        return None
-    kind, size = _HEADER.unpack(header)
-    data = _read(pipe, size)
-    return None if data is None else (kind, data)
+def _limit(nbytes: int, seconds: int) -> None:
+    """Limit what the next call takes, beyond what the process has taken so far."""
+    spent = resource.getrusage(resource.RUSAGE_SELF)
+    _set(resource.RLIMIT_CPU, int(spent.ru_utime + spent.ru_stime) + seconds)
+    with contextlib.suppress(OSError):  # Linux alone says what is taken, and keeps to the limit
+        pages = int(Path("/proc/self/statm").read_bytes().split()[0])
+        _set(resource.RLIMIT_AS, pages * resource.getpagesize() + _ROOM + _FACTOR * nbytes)
 
 
-def _read(pipe: int, size: int) -> bytes | None:
-    pieces = []
-    while size:
-        piece = os.read(pipe, min(size, _PIECE))
-        if not piece:
-            return None
-        pieces.append(piece)
-        size -= len(piece)
-    return b"".join(pieces)
+def _set(kind: int, most: int) -> None:
+    """Set a soft limit, as far as the hard one allows."""
+    hard = resource.getrlimit(kind)[1]
+    unlimited = resource.RLIM_INFINITY
+    wanted = {most, hard} - {unlimited}
+    resource.setrlimit(kind, (min(wanted, default=unlimited), hard))

@@ -11,10 +11,10 @@ import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
+from memplan.errors import ModelError
 from memplan.proto import native
 from memplan.proto.edit import replace_nodes
-from memplan.proto.limits import MOST_PROPAGATED
-from memplan.proto.nodes import all_graphs, is_constant, is_standard
+from memplan.proto.nodes import is_constant
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types, read_type
 
 Array = npt.NDArray[np.generic]
@@ -25,11 +25,7 @@ ROUNDS = 8
 what the one before has learnt."""
 
 _SMALL = 4096
-# Operators whose results ONNX propagates (onnx 1.23, OpSchema.has_data_propagation_function).
-_PROPAGATED = frozenset(
-    {"Add", "Cast", "Concat", "Gather", "Mul", "Shape", "Size", "Slice", "Squeeze", "Sub"}
-    | {"Unsqueeze"}
-)
+_GIVES_UP = (onnx.shape_inference.InferenceError, ValueError, RuntimeError, MemoryError)
 
 
 def is_small(elements: float) -> bool:
@@ -47,37 +43,27 @@ def has_small_content(tensor: onnx.TensorProto) -> bool:
 
 
 def infer(bound: onnx.ModelProto) -> onnx.ModelProto:
-    """ONNX shape inference with data propagation; what is stated where inference gives up.
+    """ONNX shape inference, with data propagation where it does not tell all shapes without; what
+    is stated where inference gives up.
 
-    Values are propagated only where vectors are not long: a flat buffer of parameters would take
-    a hundred times its size.
+    Values of long vectors (a flat buffer of parameters) take a hundred times their size, for which
+    there is no room in the child of :mod:`memplan.proto.native`.
     """
     model = without_weights(bound, statements=True)
     plain = run_inference(model)
-    types = stated_types(plain.graph)
-    if is_complete(plain.graph, types) or _propagated_elements(plain.graph) > MOST_PROPAGATED:
+    if is_complete(plain.graph, stated_types(plain.graph)):
         return plain
-    return run_inference(model, propagate=True)
-
-
-def _propagated_elements(graph: onnx.GraphProto) -> int:
-    """Elements of all vectors that ONNX's data propagation would keep, in bodies too; of a graph
-    whose types were inferred."""
-    found = 0
-    for here in all_graphs(graph):
-        types = stated_types(here)
-        for node in here.node:
-            if node.op_type in _PROPAGATED and is_standard(node.domain):
-                sizes = (types.get(name, UNKNOWN).sizes for name in node.output)
-                found += sum(shape[0] for shape in sizes if shape is not None and len(shape) == 1)
-    return found
-
-
-def run_inference(model: onnx.ModelProto, *, propagate: bool = False) -> onnx.ModelProto:
-    """ONNX shape inference, by ``propagate`` with values; the model itself where it gives up."""
     try:
-        return native.infer_shapes(model, propagate=propagate)
-    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError, MemoryError):
+        return native.infer_shapes(model, propagate=True)
+    except (*_GIVES_UP, ModelError):  # it may die where there is no room
+        return plain
+
+
+def run_inference(model: onnx.ModelProto) -> onnx.ModelProto:
+    """ONNX shape inference; the model itself where it gives up."""
+    try:
+        return native.infer_shapes(model)
+    except _GIVES_UP:
         return model
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import onnx
 
 from memplan.errors import ModelError
 from memplan.proto import native
-from memplan.proto.limits import require_inlinable
+from memplan.proto.limits import INLINED_FACTOR, INLINED_NODES, require
 from memplan.proto.metadata import get_metadata
 from memplan.proto.names import NameAuthority
-from memplan.proto.nodes import is_standard
+from memplan.proto.nodes import all_nodes, is_standard
 from memplan.proto.read import check_structure, read_model
 from memplan.shapes.complete import value_types
 from memplan.shapes.dims import bind_dims, symbolic_dims
@@ -196,14 +197,21 @@ def inline_functions(
             f"{len(model.functions)} model-local functions are inlined where they are called, as "
             "rewrite writes them; a session on this file runs their nodes later"
         )
-        require_inlinable(model)
+        written = _count(model.graph.node, *(function.node for function in model.functions))
         try:
             model = native.inline_functions(model)
         except Exception as error:  # the binding raises bare C++ exceptions of several types
+            why = "no room" if isinstance(error, MemoryError) else str(error).splitlines()[0]
             raise ModelError(
-                f"model-local functions cannot be inlined: {str(error).splitlines()[0]}",
+                f"model-local functions cannot be inlined: {why}",
                 "check the file with onnx.checker",
             ) from None
+        require(
+            _count(model.graph.node),
+            max(INLINED_NODES, INLINED_FACTOR * written),
+            "nodes after inlining the model's functions",
+            "functions call each other too often; inline them before, or export fewer",
+        )
     # A function may expand to further functions (SoftmaxCrossEntropyLoss to
     # NegativeLogLikelihoodLoss), so this is repeated until none is left.
     for _ in range(_INLINING_ROUNDS):
@@ -221,6 +229,11 @@ def inline_functions(
             notes[-1] = f"operators {', '.join(wanted)} could not be inlined: {error}"
             break
     return model, notes
+
+
+def _count(*nodes: Iterable[onnx.NodeProto]) -> int:
+    """How many nodes there are, with those in bodies."""
+    return sum(1 for _ in all_nodes(chain(*nodes)))
 
 
 def name_nodes(graph: onnx.GraphProto) -> None:

@@ -288,7 +288,7 @@ def examined_whole(seed: int, number: int) -> tuple[Case, Verdict, dict[str, int
     nodes = [node for node in case.model.graph.node if not node.domain]
     counts = dict.fromkeys((f"operator {node.op_type}" for node in nodes), 1)
     # A child for ONNX's C++ takes half the time, and these graphs are no danger to this process.
-    with mock.patch.object(native, "_ask", native._call):
+    with mock.patch.object(native, "_ask", native._directly):
         verdict = judged(case)
         kind = verdict.kind
         counts[f"{kind}: {_reason(verdict)}"] = 1

@@ -10,9 +10,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from memplan.errors import ModelError
-from memplan.proto import limits, native
+from memplan.proto import limits
 from memplan.proto.read import check_structure
 from memplan.shapes import fold, infer
+from memplan.shapes.infer import stated_types
 from memplan.shapes.prepare import prepare
 
 PATH = Path("model.onnx")
@@ -43,13 +44,14 @@ def calling_twice(levels: int) -> onnx.ModelProto:
     return model_of([call], functions=functions)
 
 
-def test_functions_that_call_each_other_twice_are_refused_before_inlining(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize(
+    ("levels", "message"),
+    [(15, r"32,768 nodes after inlining .* at most 20,000"), (30, "functions cannot be inlined")],
+)
+def test_functions_that_call_each_other_twice_are_refused(levels: int, message: str) -> None:
     assert len(prepare(calling_twice(8), PATH, {}).proto.graph.node) == 2**8
-    monkeypatch.setattr(native, "inline_functions", None)  # not called
-    with pytest.raises(ModelError, match=r"1,073,741,824 nodes after inlining .* at most 20,000"):
-        prepare(calling_twice(30), PATH, {})
+    with pytest.raises(ModelError, match=message):
+        prepare(calling_twice(levels), PATH, {})
 
 
 def test_functions_that_copy_a_constant_are_refused() -> None:
@@ -57,14 +59,8 @@ def test_functions_that_copy_a_constant_are_refused() -> None:
     held = numpy_helper.from_array(np.zeros(100_000, np.float32))
     constant = helper.make_node("Constant", [], ["k"], value=held)
     model.functions[0].node.append(constant)
-    with pytest.raises(ModelError, match="bytes of nodes after inlining"):
-        limits.require_inlinable(model)
-
-
-def test_a_function_that_calls_itself_is_left_to_the_inliner() -> None:
-    model = calling_twice(2)
-    model.functions[0].node[0].op_type, model.functions[0].node[0].domain = "f1", "local"
-    limits.require_inlinable(model)
+    with pytest.raises(ModelError, match="functions cannot be inlined"):
+        prepare(model, PATH, {})
 
 
 def nested(depth: int) -> onnx.ModelProto:
@@ -127,22 +123,11 @@ def doubling(levels: int, *, in_body: bool) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("in_body", [False, True])
-def test_values_of_vectors_that_double_are_not_propagated(
-    in_body: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[bool] = []
-    real = native.infer_shapes
-
-    def spied(model: onnx.ModelProto, *, propagate: bool = False) -> onnx.ModelProto:
-        asked.append(propagate)
-        return real(model)
-
-    monkeypatch.setattr(native, "infer_shapes", spied)
-    infer.infer(doubling(3, in_body=in_body))
-    assert any(asked)
-    asked.clear()
-    infer.infer(doubling(20, in_body=in_body))
-    assert not any(asked)
+def test_vectors_that_double_take_no_memory_here(in_body: bool) -> None:
+    small = infer.infer(doubling(3, in_body=in_body))
+    assert stated_types(small.graph)["y"].shape == (1,) * 32 or in_body
+    huge = infer.infer(doubling(40, in_body=in_body))
+    assert stated_types(huge.graph)["y"].shape is None
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,24 @@ def test_errors_have_the_types_that_onnx_raises() -> None:
         native.check_model(wrong)
 
 
+def test_a_child_that_gives_no_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    fine = onnx.parser.parse_model(FINE)
+    native.infer_shapes(fine)
+    assert native._child is not None
+    os.kill(native._child.pid, signal.SIGSTOP)
+    monkeypatch.setattr(native, "_PATIENCE", 0.001)
+    with pytest.raises(ModelError, match="gives no answer"):
+        native.infer_shapes(fine)
+    monkeypatch.undo()
+    assert shape_of_t(native.infer_shapes(fine)) == [3, 4]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGRTMIN + 3])
+def test_a_signal_is_named(number: int) -> None:
+    shown = "SIGKILL" if number == signal.SIGKILL else f"signal {number}"
+    assert f"died of {shown} " in native._died("checker", int(number)).message
+
+
 def test_a_child_that_was_killed_from_outside_is_replaced() -> None:
     fine = onnx.parser.parse_model(FINE)
     native.infer_shapes(fine)

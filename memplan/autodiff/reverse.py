@@ -9,12 +9,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import onnx
 
 from memplan.autodiff.emit.context import Context
-from memplan.autodiff.emit.emitter import Scope, scope_of
-from memplan.autodiff.emit.gradient_registry import Entry, Gradient, entry_for
+from memplan.autodiff.emit.emitter import RuleError, Scope, scope_of
+from memplan.autodiff.emit.gradient_registry import Entry, Gradient, entry_for, fitting
 from memplan.autodiff.emit.operations import Operations
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.forward.expand import Differentiable
-from memplan.errors import MemplanError
 from memplan.ir.graph import Phase
 from memplan.proto.metadata import PHASE_KEY
 from memplan.proto.nodes import captured_names
@@ -150,7 +149,7 @@ class ReversePass:
         left = sorted(self._active_inputs(index))
         incoming = [self.sums.pop(name, None) for name in node.output]
         if any(grad is not None for grad in incoming):
-            with self.emitter.scope(scope_of(node, Phase.BACKWARD, "grad")):
+            with fitting(node), self.emitter.scope(scope_of(node, Phase.BACKWARD, "grad")):
                 for name in self._apply(node, tuple(incoming), left):
                     left.remove(name)
         for name in left:
@@ -208,15 +207,14 @@ class ReversePass:
         """``grad`` summed to the shape of its tensor, or checked to have it.
 
         Raises:
-            MemplanError: a rule gives a gradient of another type.
+            RuleError: a rule gives a gradient of another type.
         """
         if entry.elementwise:
             grad = ctx.sum_to(grad, ctx.y, target)
         elif not _agree(grad.type, target.type, entry.broadcast):
-            raise MemplanError(
+            raise RuleError(
                 f"the gradient of {ctx.node.name} ({ctx.node.op_type}) for '{target.name}' has "
-                f"type {grad.type}, not {target.type}",
-                "this is a bug in a gradient rule; please report it with the model",
+                f"type {grad.type}, not {target.type}"
             )
         elif not entry.broadcast:
             grad = self._sized(grad, target)

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.ops.book import PRODUCTS, operator
-from memplan.ops.instance import in_graph
+from memplan.ops.instance import MISFITS, in_graph
 from memplan.ops.kernels import COPY_OPS
 from memplan.ops.memory import semantics
 
@@ -191,7 +192,8 @@ def flops(graph: Graph, node: Node) -> float:
         return 0.0
     work = operator(node.key).work
     if work is not None:
-        return 2.0 * work(in_graph(graph, node))
+        with suppress(*MISFITS):
+            return 2.0 * work(in_graph(graph, node))
     made = float(math.prod(graph.tensors[node.writes[0]].shape))
     inputs = (graph.tensors[t] for t in node.inputs if t != ABSENT)
     return max(made, float(max((math.prod(t.shape) for t in inputs), default=0)))

@@ -98,6 +98,9 @@ class Instance:
         return self.integer("axis", default) % max(self.rank(), 1)
 
 
+MISFITS = (LookupError, ValueError, TypeError, ArithmeticError)
+"""What a rule of the book raises of a node whose inputs do not fit its operator: nobody has looked
+whether they do, and no runtime would take the file."""
 Formula = Callable[[Instance], int | None]
 """Bytes of scratch; None where they are not known."""
 Work = Callable[[Instance], float]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import cache
 
 from memplan.ops.book import operator
-from memplan.ops.instance import Formula, Instance
+from memplan.ops.instance import MISFITS, Formula, Instance
 from memplan.ops.memory import semantics
 
 
@@ -26,7 +26,7 @@ def workspace_bytes(key: str, instance: Instance, provider: str = "cpu") -> int 
         return 0 if key in semantics(provider).no_scratch else None
     try:
         return formula(instance)
-    except (IndexError, ValueError):  # a rank that the operator never makes: the file is wrong
+    except MISFITS:
         return None
 
 

@@ -19,7 +19,7 @@ from memplan.proto import native
 from memplan.proto.edit import copied
 from memplan.proto.elements import ELEMENT_BITS
 from memplan.proto.external import external_tensors
-from memplan.proto.nodes import all_nodes, domain_of, is_standard, subgraphs
+from memplan.proto.nodes import all_nodes, is_standard, subgraphs
 from memplan.proto.opset import default_opset
 from memplan.units import counted
 
@@ -279,52 +279,6 @@ def _check_text(attribute: onnx.AttributeProto, where: object) -> None:
         raise ModelError(
             f"{where}: attribute '{attribute.name}' is not valid UTF-8", _DAMAGED
         ) from None
-
-
-# What ONNX's shape inference leaves unchecked and every kernel demands: the ranks of inputs by
-# slot, as (lowest, highest).
-_RANKS: dict[tuple[str, str], dict[int, tuple[int, int]]] = {
-    **{
-        (domain, op): {0: (3, _MANY), 1: (3, _MANY)}
-        for domain, op in (("", "Conv"), ("", "ConvTranspose"), ("com.microsoft", "FusedConv"))
-    },
-    **{("", op): {0: (3, 3), 1: (3, 3), 2: (3, 3)} for op in ("RNN", "GRU", "LSTM")},
-    ("", "LRN"): {0: (2, _MANY)},
-    ("", "Pad"): {1: (1, 1), 2: (0, 1), 3: (1, 1)},
-    **{
-        ("", op): {0: (2, _MANY), 2: (1, 1)}
-        for op in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
-    },
-    ("", "Attention"): {0: (3, 4), 1: (3, 4), 2: (3, 4), 4: (4, 4), 5: (4, 4)},
-    ("com.microsoft", "Attention"): {0: (3, 3), 1: (2, 2), 2: (1, 1)},
-}
-_SAME_RANK = frozenset({"Conv", "ConvTranspose", "FusedConv"})
-RANKED_OPS = frozenset(op for _, op in _RANKS)
-"""Operators, of whatever domain, whose inputs :func:`check_ranks` looks at."""
-
-
-def check_ranks(node: onnx.NodeProto, ranks: Sequence[int | None]) -> None:
-    """Check the ranks of a node's inputs; ``ranks`` by slot, None where absent or unknown.
-
-    Raises:
-        ModelError: with the input that no kernel would take.
-    """
-    domain = domain_of(node)
-    if (domain, node.op_type) not in _RANKS:
-        return
-    where = f"{node.op_type} '{node.name}'"
-    for slot, (low, high) in _RANKS[domain, node.op_type].items():
-        rank = ranks[slot] if slot < len(ranks) else None
-        if rank is not None and not low <= rank <= high:
-            raise ModelError(
-                f"{where}: its input '{node.input[slot]}' has {counted(rank, 'dimension')}",
-                _DAMAGED,
-            )
-    if node.op_type in _SAME_RANK:
-        if None not in ranks[:2] and ranks[0] != ranks[1]:
-            raise ModelError(f"{where}: image and kernel have different ranks", _DAMAGED)
-        if any(item.name == "group" and item.i < 1 for item in node.attribute):
-            raise ModelError(f"{where}: attribute 'group' is below 1", _DAMAGED)
 
 
 def require_valid(model: onnx.ModelProto) -> None:

@@ -16,7 +16,7 @@ from memplan.proto.loop_node import LOOP_FIXED, MOST_TRIPS, LoopLayout, layout_o
 from memplan.proto.nodes import free_names, operator_key
 from memplan.shapes.fold import small_constant
 from memplan.shapes.infer import infer, stated_types
-from memplan.shapes.shape_checks import check_calls, require_possible_body
+from memplan.shapes.shape_checks import require_possible_body
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types
 
 _CONTROL_FLOW = frozenset({":If", ":Loop", ":Scan"})
@@ -61,7 +61,6 @@ def body_models(
             name: replace(value, static=name in known)
             for name, value in stated_types(infer(body).graph).items()
         }
-        check_calls(body.graph, inferred)
         trips = _trips(model, node, types) if known_call else None
         require_possible_body(inferred, trips, f"{node.op_type} '{node.name}'")
         names = [name for inner in body.graph.node for name in inner.output if name]

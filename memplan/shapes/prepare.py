@@ -20,7 +20,7 @@ from memplan.proto.read import check_structure, read_model
 from memplan.shapes.complete import value_types
 from memplan.shapes.dims import bind_dims, symbolic_dims
 from memplan.shapes.hidden import with_hidden_shapes
-from memplan.shapes.shape_checks import check_calls, require_shapes, shapeless
+from memplan.shapes.shape_checks import require_shapes, shapeless
 from memplan.shapes.tensor_type import UNKNOWN, Types
 from memplan.shapes.visible import with_visibility
 from memplan.units import counted
@@ -159,7 +159,6 @@ def prepare(
         )
         types |= dict.fromkeys(uncounted, UNKNOWN)
     require_shapes(model.graph, types, symbolic_dims(model), frozenset(uncounted))
-    check_calls(model.graph, types)
     unplanned = sorted(
         name for name, value in types.items() if value.dtype in (0, 8) and name not in uncounted
     )

@@ -10,9 +10,7 @@ import onnx
 from memplan.errors import ModelError
 from memplan.proto import native
 from memplan.proto.edit import copied, replace_nodes
-from memplan.proto.model_checks import RANKED_OPS, check_ranks
 from memplan.proto.nodes import is_standard
-from memplan.shapes.contracts import CONTRACT_OPS, OUTPUTS_MATTER, check_contract
 from memplan.shapes.infer import declared_values, run_inference, stated_types, without_weights
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types
 
@@ -101,25 +99,6 @@ def _check_windows(model: onnx.ModelProto, stated: onnx.GraphProto) -> None:
 
 def _is_slice(node: onnx.NodeProto) -> bool:
     return node.op_type == "Slice" and is_standard(node.domain)
-
-
-def check_calls(graph: onnx.GraphProto, types: Types) -> None:
-    """Check that inputs have ranks and shapes that the operators take.
-
-    Raises:
-        ModelError: see :func:`memplan.proto.model_checks.check_ranks` and
-            :func:`memplan.shapes.contracts.check_contract`.
-    """
-    for node in graph.node:
-        ranked = node.op_type in RANKED_OPS
-        if not ranked and node.op_type not in CONTRACT_OPS:
-            continue
-        shapes = [types.get(name, UNKNOWN).shape if name else None for name in node.input]
-        if ranked:
-            check_ranks(node, [None if shape is None else len(shape) for shape in shapes])
-        named = node.output if node.op_type in OUTPUTS_MATTER else ()
-        made = [types.get(name, UNKNOWN).shape if name else None for name in named]
-        check_contract(node, shapes, made)
 
 
 def _type_text(value: TensorType) -> str:

@@ -127,7 +127,7 @@ def _differentiated(case: Case, forward: Evaluator) -> Verdict:
             made = memplan.gradients(model, list(case.ys), list(case.xs), list(seeds), check=False)
             break
         except MemplanError as error:
-            if error.exit_code == EXIT_BUG:
+            if error.exit_code == EXIT_BUG or "do not fit its operator" in str(error):
                 return Verdict("wrong node", f"{error}")
             flat, rest = _without_influence(case, str(error))
             if flat is None:

@@ -32,6 +32,10 @@ _FORWARD_KEYS = ("memplan.module", "pkg.torch.onnx.name_scopes")
 """Metadata of a forward node that its gradient nodes take over: the layer it belongs to."""
 
 
+class RuleError(MemplanError):
+    """A rule has made a node that cannot be: it is wrong, or the node that it was made for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scope:
     """What new nodes are named after and marked with; ``scalars_once``: equal ones that compute
@@ -238,7 +242,7 @@ class Emitter:
         """Append a finished node and note the types of its outputs.
 
         Raises:
-            MemplanError: ONNX's shape inference refuses it: a rule is wrong.
+            RuleError: ONNX's shape inference refuses it.
         """
         if results is None:
             results = self.infer(node)
@@ -254,15 +258,15 @@ class Emitter:
         """The types of a node's outputs by ONNX's rules for that operator.
 
         Raises:
-            MemplanError: they refuse the node.
+            RuleError: they refuse the node.
         """
         try:
             return infer_types(node, self.types, self.constants, self.opset, self.ir_version)
         except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:
             reason = " ".join(str(error).split())
-            raise MemplanError(
+            raise RuleError(
                 f"the gradient of {self._scope.stem} has a wrong node {node.op_type}: {reason}",
-                "this is a bug in a gradient rule; please report it with the model",
+                "please report it with the model",
             ) from None
 
     def _operands(self, inputs: tuple[Operand, ...]) -> list[Value | None]:

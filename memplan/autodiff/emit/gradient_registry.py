@@ -51,7 +51,8 @@ exists. A float operator with none of these is an error that names every such op
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -59,7 +60,9 @@ from importlib import import_module
 import onnx
 
 from memplan.autodiff.emit.context import Context
+from memplan.autodiff.emit.emitter import RuleError
 from memplan.autodiff.emit.value import Value
+from memplan.errors import ModelError
 from memplan.proto.nodes import domain_of
 
 Gradient = Value | None | Callable[[], Value | None]
@@ -152,6 +155,25 @@ def _merged(rule: Entry, rewriting: Entry) -> Entry | None:
     if rule.rule is None or rule.expansion is not None or rewriting != replace(Entry(), **own):
         return None
     return replace(rule, **own)
+
+
+@contextmanager
+def fitting(node: onnx.NodeProto) -> Iterator[None]:
+    """Around a call of a rule for ``node``. Rules take for granted that the inputs of their node
+    fit each other; of what ONNX's shape inference does not check (the slopes of a PRelu, the states
+    of an LSTM) nobody has looked whether they do.
+
+    Raises:
+        ModelError: the rule stumbles over them, or has made what cannot be.
+    """
+    try:
+        yield
+    except (RuleError, LookupError, ValueError, TypeError, ArithmeticError) as error:
+        raise ModelError(
+            f"{node.op_type} '{node.name}': its inputs do not fit its operator ({error})",
+            "if ONNX Runtime runs the model, it is a rule of memplan that is wrong: please report "
+            "it with the model",
+        ) from error
 
 
 def entry_for(node: onnx.NodeProto) -> Entry | None:

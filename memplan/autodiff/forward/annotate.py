@@ -24,7 +24,7 @@ from memplan.shapes.fold import evaluate, small_constants
 from memplan.shapes.infer import constant_type, infer, stated_types
 from memplan.shapes.one_node import infer_types
 from memplan.shapes.prepare import inline_functions, name_nodes
-from memplan.shapes.shape_checks import check_calls, check_stated, require_possible
+from memplan.shapes.shape_checks import check_stated, require_possible
 from memplan.shapes.tensor_type import FLOATS, UNKNOWN, UNNAMED, Dim, TensorType, read_type
 
 OLDEST_OPSET = 13
@@ -144,9 +144,8 @@ class Annotator:
         """Check the whole.
 
         Raises:
-            ModelError: an operator is called against its definition, or a tensor is too large.
+            ModelError: a tensor is too large.
         """
-        check_calls(self.model.graph, self.types)
         require_possible(self.types)
 
     def visit(self, node: onnx.NodeProto) -> None:

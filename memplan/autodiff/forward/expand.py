@@ -11,7 +11,7 @@ from onnx import helper
 from memplan.autodiff.activity import Activity, find_activity, require_rules
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.emitter import Emitter, Scope
-from memplan.autodiff.emit.gradient_registry import entry_for
+from memplan.autodiff.emit.gradient_registry import entry_for, fitting
 from memplan.autodiff.forward.annotate import Annotator, constants_of
 from memplan.autodiff.forward.patterns import see_patterns
 from memplan.errors import MemplanError, ModelError
@@ -153,7 +153,7 @@ def replacement(emitter: Emitter, node: onnx.NodeProto) -> list[onnx.NodeProto]:
     entry = entry_for(node)
     assert entry is not None
     assert entry.expansion is not None
-    with emitter.scope(Scope(node.name)), emitter.placed_behind(node.name):
+    with fitting(node), emitter.scope(Scope(node.name)), emitter.placed_behind(node.name):
         values = entry.expansion(Context(emitter, node))
         made = emitter.behind.pop(node.name, [])
         own = {name for item in made for name in item.output}

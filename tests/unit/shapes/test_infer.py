@@ -14,8 +14,6 @@ from helpers.graphs import open_text, parse, tensor
 from helpers.odd_models import FLOAT, constant, info, model, saved
 from memplan.api.analysis import analyze
 from memplan.errors import ModelError
-from memplan.shapes.shape_checks import check_calls
-from memplan.shapes.tensor_type import TensorType
 
 
 def _stated(proto: onnx.ModelProto, name: str, shape: list[int], dtype: int = FLOAT) -> None:
@@ -91,33 +89,6 @@ def test_a_window_larger_than_its_image(tmp_path: Path) -> None:
         analyze(path, {"H": 2})
     assert "'c'" in caught.value.message
     assert "--dim" in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("op", "shapes", "attributes", "message"),
-    [
-        ("Conv", ([1, 3, 8, 8], [4]), {}, "'b' has 1 dimension"),
-        ("Conv", ([1, 3, 8, 8], [4, 3, 3]), {}, "different ranks"),
-        ("Conv", ([1, 3, 8, 8], [4, 3, 3, 3]), {"group": 0}, "'group' is below 1"),
-        ("ConvTranspose", ([1, 3, 8, 8], [4]), {}, "'b' has 1 dimension"),
-        ("LSTM", ([5, 2], [1, 16, 3], [1, 16, 4]), {"hidden_size": 4}, "'a' has 2 dimensions"),
-        ("GRU", ([5, 2, 3], [12, 3], [1, 12, 4]), {"hidden_size": 4}, "'b' has 2 dimensions"),
-        ("LRN", ([3],), {"size": 3}, "'a' has 1 dimension"),
-        ("Attention", ([4], [4], [4]), {}, "'a' has 1 dimension"),
-    ],
-)
-def test_ranks_that_inference_lets_through(
-    op: str, shapes: tuple[list[int], ...], attributes: dict[str, int], message: str
-) -> None:
-    node = helper.make_node(op, list("abc")[: len(shapes)], ["y"], name="it", **attributes)
-    graph = helper.make_graph([node], "g", [], [])
-    types = {name: TensorType(FLOAT, tuple(s)) for name, s in zip("abc", shapes, strict=False)}
-    with pytest.raises(ModelError, match=message):
-        check_calls(graph, types)
-    # An input whose shape nobody knows is not judged.
-    check_calls(helper.make_graph([], "g", [], []), types)
-    if not attributes.get("group", 1) < 1:
-        check_calls(graph, {})
 
 
 def test_an_output_without_a_type_gets_that_of_its_node() -> None:

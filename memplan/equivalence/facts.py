@@ -7,10 +7,7 @@ passes state what they know of their new tensors, and the proof finds out the sa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
-from typing import Any
 
-import numpy as np
 import onnx
 
 from memplan.equivalence.terms import UNKNOWN, Fact, Terms
@@ -18,9 +15,6 @@ from memplan.errors import MemplanError
 from memplan.proto.nodes import subgraphs
 from memplan.shapes.one_node import infer_types
 from memplan.shapes.tensor_type import TensorType
-
-Content = tuple[np.dtype[Any], tuple[int, ...], bytes]
-"""Element type, shape, content."""
 
 
 def inferred(
@@ -36,39 +30,16 @@ def inferred(
     """
     if subgraphs(node):
         return (UNKNOWN,) * len(node.output)
-    place: dict[str, int] = {}
-    for name in node.input:
-        if name:
-            place.setdefault(name, len(place))
-    bare = onnx.NodeProto(op_type=node.op_type, domain=node.domain, attribute=node.attribute)
-    bare.input.extend(f"x{place[name]}" if name else "" for name in node.input)
-    bare.output.extend(f"y{k}" if name else "" for k, name in enumerate(node.output))
-    reads = [names[name] for name in place]
-    values = [terms.value(term) for term in reads]
-    return _inferred(
-        bare.SerializeToString(deterministic=True),
-        tuple(terms.fact(term) for term in reads),
-        tuple(v if v is None else (v.dtype, v.shape, v.tobytes()) for v in values),
-        opset,
-    )
-
-
-@lru_cache(maxsize=4096)
-def _inferred(
-    content: bytes, facts: tuple[Fact, ...], values: tuple[Content | None, ...], opset: int
-) -> tuple[Fact, ...]:
-    """Of a node that reads ``x0``, ``x1`` ...: a graph in chunks has thousands of few kinds."""
-    node = onnx.NodeProto.FromString(content)
-    types = {f"x{k}": TensorType(fact.dtype, fact.shape) for k, fact in enumerate(facts)}
-    known = {
-        f"x{k}": np.frombuffer(value[2], value[0]).reshape(value[1])
-        for k, value in enumerate(values)
-        if value is not None
-    }
+    reads = {name: names[name] for name in node.input if name}
+    facts = ((name, terms.fact(term)) for name, term in reads.items())
+    values = ((name, terms.value(term)) for name, term in reads.items())
     try:
-        found = infer_types(node, types, known, opset, apart=True)
-    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError):
-        return (UNKNOWN,) * len(node.output)
-    except (MemplanError, RuntimeError, ValueError):
+        found = infer_types(
+            node,
+            {name: TensorType(fact.dtype, fact.shape) for name, fact in facts},
+            {name: value for name, value in values if value is not None},
+            opset,
+        )
+    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, MemplanError):
         return (UNKNOWN,) * len(node.output)
     return tuple(Fact(each.dtype, each.sizes) for each in found)

@@ -16,9 +16,10 @@ import onnx
 from onnx import TensorProto, helper
 
 from memplan.ops.kernels import cuda_kernels, read_table, schema_version
+from memplan.proto.bare import without_weights
 from memplan.proto.nodes import domain_of, operator_key, subgraphs
 from memplan.proto.opset import default_opset
-from memplan.shapes.infer import run_inference, stated_types, without_weights
+from memplan.shapes.infer import run_inference, stated_types
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types
 from memplan.units import counted
 

@@ -31,8 +31,9 @@ from enum import StrEnum
 import onnx
 from onnx import helper
 
+from memplan.proto.bare import without_weights
 from memplan.proto.nodes import is_constant, operator_key, subgraphs
-from memplan.shapes.infer import constant_type, declared_values, run_inference, without_weights
+from memplan.shapes.infer import constant_type, declared_values, run_inference
 from memplan.shapes.tensor_type import Types, read_type
 from memplan.units import counted
 

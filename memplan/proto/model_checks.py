@@ -1,4 +1,4 @@
-"""Checks of tensors, operator calls and whole models against what ONNX itself defines.
+"""What ONNX's own checker says of a model, and what it leaves to be said.
 
 What passes here can be indexed without fear further on: required inputs and attributes are there,
 attributes have their types, and constants hold as many elements as their dimensions say.
@@ -7,24 +7,109 @@ attributes have their types, and constants hold as many elements as their dimens
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Set
 from functools import cache
+from typing import Any
 
 import onnx
 from onnx import defs, helper
 
 from memplan.errors import ModelError, UsageError
 from memplan.proto import native
-from memplan.proto.edit import copied
+from memplan.proto.bare import without_weights
 from memplan.proto.elements import ELEMENT_BITS
 from memplan.proto.external import external_tensors
-from memplan.proto.nodes import all_nodes, is_standard, subgraphs
-from memplan.proto.opset import default_opset
+from memplan.proto.nodes import all_nodes, domain_of, is_constant, is_standard, subgraphs
 from memplan.units import counted
 
 _Proto = onnx.TensorProto
 _DAMAGED = "export the model again; the file is damaged or was edited"
+_MS = "com.microsoft"
+_INITIALIZERS_ALONE = 4  # since this IR version they need not be graph inputs
+
+
+def require_valid(model: onnx.ModelProto, before: str = "", *, lenient: bool = False) -> None:
+    """Check what the ONNX checker says of a model that a user gave; see :func:`find_fault`.
+
+    Raises:
+        ModelError: it finds a fault; ``before`` begins the message.
+    """
+    fault = find_fault(model, lenient=lenient)
+    if fault is not None:
+        raise ModelError(f"{before}the ONNX checker refuses the model: {fault}", _DAMAGED)
+
+
+def find_fault(model: onnx.ModelProto, *, lenient: bool = False) -> str | None:
+    """What the ONNX checker says of the structure alone, or None: weights are not read.
+
+    ``lenient``: operators that ONNX does not know are no fault, nor is what the checker demands of
+    a file and no runtime does.
+    """
+    try:
+        native.check_model(_for_checker(model, lenient))
+    except onnx.checker.ValidationError as error:
+        fault, *places = (" ".join(part.split()) for part in str(error).split("==> Context:"))
+        return f"{fault} ({'; '.join(places)})" if places else fault
+    return None
+
+
+def _for_checker(model: onnx.ModelProto, lenient: bool) -> onnx.ModelProto:
+    """A copy that the checker accepts without opening files: weights are graph inputs, or empty in
+    attributes and bodies. It would miss types and shapes of inputs and outputs that no runtime
+    needs, so all have one here."""
+    copy = without_weights(model, statements=False)
+    for value in (*copy.graph.input, *copy.graph.output):
+        value.type.CopyFrom(helper.make_tensor_type_proto(_Proto.FLOAT, []))
+    copy.functions.extend(model.functions)
+    for tensor in external_tensors(copy):
+        tensor.CopyFrom(_Proto(name=tensor.name, data_type=tensor.data_type, dims=[0]))
+    replaced = {f.name for f in copy.functions if is_standard(f.domain)}
+    for part in (copy.graph, *copy.functions):
+        imports = part.opset_import if isinstance(part, onnx.FunctionProto) else copy.opset_import
+        _set_apart(part.node, imports, replaced, lenient)
+    if lenient:
+        copy.ir_version = min(max(copy.ir_version, _INITIALIZERS_ALONE), onnx.IR_VERSION)
+    return copy
+
+
+def _set_apart(nodes: Any, imports: Any, replaced: Set[str], lenient: bool) -> None:
+    """Move operators of ONNX's domain that its opset has not, or that functions ``replaced``, to a
+    domain that the checker does not judge: ONNX Runtime has some that ONNX has later, no longer, or
+    never. If not ``lenient``, only those that it has."""
+    version = opset_of(imports)
+    for item in imports:
+        item.domain = "" if is_standard(item.domain) else item.domain
+    needed = set[str]()
+    for node in all_nodes(nodes):
+        domain = domain_of(node)
+        known = lenient or node.op_type in (*_ORT_DEFAULT_DOMAIN, *_EARLY)
+        if not domain and known:
+            judged = is_defined(node.op_type, version) and node.op_type not in replaced
+            domain = "" if judged else _MS
+        if node.domain != domain:
+            node.domain = domain
+        if domain and (lenient or domain == _MS):
+            needed.add(domain)
+    for domain in sorted(needed.difference(item.domain for item in imports)):
+        imports.append(helper.make_opsetid(domain, 1))
+
+
+def opset_of(imports: Iterable[onnx.OperatorSetIdProto]) -> int:
+    """The opset of ONNX's own operators, as far as there is one."""
+    newest = defs.onnx_opset_version()
+    return min(next((i.version for i in imports if is_standard(i.domain)), newest), newest)
+
+
+@cache
+def is_defined(op: str, version: int) -> bool:
+    """Whether an opset of ONNX has an operator, and has not withdrawn it."""
+    try:
+        return not defs.get_schema(op, version, "").deprecated
+    except defs.SchemaError:
+        return False
+
+
+# -- what the checker leaves to be said ------------------------------------------------------------
 
 
 def check_tensor(tensor: onnx.TensorProto, where: object) -> None:
@@ -77,92 +162,44 @@ def check_sparse(tensor: onnx.SparseTensorProto, where: object) -> None:
     check_tensor(tensor.indices, where)
 
 
-@dataclass(frozen=True, slots=True)
-class _Attribute:
-    """What a definition says of an attribute; ``type`` as in ``AttributeProto.type``."""
-
-    type: int
-    required: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Definition:
-    """ONNX's definition of an operator, as far as calls are held against it.
-
-    ``inputs`` and ``outputs``: least and most. ``single``: slot and name of the inputs that no call
-    leaves out. It is kept, as every look into an ``OpSchema`` makes new lists and dictionaries.
-    """
-
-    inputs: tuple[int, int]
-    outputs: tuple[int, int]
-    single: tuple[tuple[int, str], ...]
-    attributes: Mapping[str, _Attribute]
-    requires_attributes: bool
-
-
-@cache
-def _definition(op: str, version: int) -> _Definition | None:
-    """ONNX's definition; None for operators of others and for those that ONNX withdrew."""
-    try:
-        found = defs.get_schema(op, version, "")
-    except defs.SchemaError:
-        return None
-    if found.deprecated:
-        return None
-    single = defs.OpSchema.FormalParameterOption.Single
-    attributes = {
-        name: _Attribute(int(formal.type), formal.required)  # type: ignore[call-overload]
-        for name, formal in found.attributes.items()
-    }
-    return _Definition(
-        (found.min_input, found.max_input),
-        (found.min_output, found.max_output),
-        tuple((k, item.name) for k, item in enumerate(found.inputs) if item.option == single),
-        attributes,
-        any(formal.required for formal in attributes.values()),
-    )
-
-
-def check_operator(
-    node: onnx.NodeProto, version: int, functions: Set[tuple[str, str]], where: object
-) -> None:
-    """Check a call of a standard operator: number of inputs and outputs, and attributes.
-
-    Args:
-        node: the call; those of other domains are not judged.
-        version: opset of the standard domain.
-        functions: (domain, name) of model-local functions, which may replace an operator.
-        where: begins the message, printed.
+def check_node(node: onnx.NodeProto, where: object) -> None:
+    """Check the attributes of a call, and the bodies of a standard operator.
 
     Raises:
-        ModelError: with what is missing or too much.
+        ModelError: with what is wrong; ``where``, printed, begins the message.
     """
-    domain, op = node.domain, node.op_type
-    if functions and (domain, op) in functions:
-        return
-    given = list(node.attribute)
-    if given and any(item.ref_attr_name for item in given):
-        raise ModelError(f"{where} refers to an attribute of a function, and is in none", _DAMAGED)
-    if not is_standard(domain):
-        _check_counts(node, *_CONTRIB.get((domain, op), _ANY), where)
-        return
-    definition = _definition(op, version)
-    if definition is None:
-        # ONNX Runtime has some operators in this domain that are newer, or that ONNX has not.
-        newer = _definition(op, defs.onnx_opset_version())
-        least = (newer.inputs[0], newer.outputs[0]) if newer is not None else (0, 0)
-        least = _ORT_DEFAULT_DOMAIN.get(op, least)
-        most = 1 if op in _HOST_COPIES else _MANY
-        _check_counts(node, (least[0], most), (least[1], most), where)
-        return
-    _check_counts(node, definition.inputs, definition.outputs, where)
-    inputs = node.input
-    if "" in inputs:
-        for slot, name in definition.single:
-            if slot < len(inputs) and not inputs[slot]:
-                raise ModelError(f"{where} lacks its input '{name}'", _DAMAGED)
-    if given or definition.requires_attributes or op == "Constant":
-        _check_attributes(node, given, definition, where)
+    standard = is_standard(node.domain)
+    for attribute in node.attribute:
+        kind, name = attribute.type, attribute.name
+        if attribute.ref_attr_name:
+            raise ModelError(
+                f"{where} refers to an attribute of a function, and is in none", _DAMAGED
+            )
+        if kind == onnx.AttributeProto.TENSOR:
+            check_tensor(attribute.t, where)
+        elif kind == onnx.AttributeProto.SPARSE_TENSOR:
+            check_sparse(attribute.sparse_tensor, where)
+        elif standard and kind == onnx.AttributeProto.STRING and node.op_type != "Constant":
+            try:
+                attribute.s.decode()
+            except UnicodeDecodeError:
+                raise ModelError(
+                    f"{where}: attribute '{name}' is not valid UTF-8", _DAMAGED
+                ) from None
+        elif standard and name in _FLAGS and attribute.i not in (0, 1):
+            raise ModelError(f"{where}: attribute '{name}' is neither 0 nor 1", _DAMAGED)
+        elif (node.op_type, name) == ("Split", "num_outputs") and attribute.i != len(node.output):
+            # The runtime counts outputs, inference makes as many as this says: billions, too.
+            has = f"{where} has {counted(len(node.output), 'output')}"
+            raise ModelError(f"{has}, and num_outputs is {attribute.i}", _DAMAGED)
+    if is_constant(node) and (len(node.attribute) != 1 or not any(node.output)):
+        raise ModelError(f"{where}: a Constant has one value and one output", _DAMAGED)
+    if standard and node.op_type in _CALLS_BODIES:
+        _check_bodies(node, where)
+
+
+_FLAGS = frozenset({"keepdims", "noop_with_empty_axes", "transA", "transB"})
+"""Attributes that are 0 or 1; runtimes do not agree on what other numbers mean."""
 
 
 # Operators of ONNX Runtime's in ONNX's domain that no opset of ONNX defines: least inputs, outputs
@@ -175,10 +212,8 @@ _ORT_DEFAULT_DOMAIN = {
 _EARLY = frozenset({"LayerNormalization"})
 """Operators that ONNX Runtime has in ONNX's domain from opset 1 on, and ONNX later."""
 _MANY = 1 << 31
-_ANY = ((0, _MANY), (0, _MANY))
 # Operators of ONNX Runtime's whose inputs and outputs memplan reads by slot: least and most of
 # each (the same file, and orttraining/core/graph/training_op_defs.cc).
-_MS = "com.microsoft"
 _CONTRIB = {
     (_MS, "FusedMatMul"): ((2, 2), (1, 1)),
     (_MS, "FusedConv"): ((2, 4), (1, 1)),
@@ -194,34 +229,37 @@ _CONTRIB = {
 }
 
 
-def _check_counts(
-    node: onnx.NodeProto, inputs: tuple[int, int], outputs: tuple[int, int], where: object
-) -> None:
-    """Check how many inputs and outputs a node has, against the least and most of each."""
-    given, made = len(node.input), len(node.output)
-    if inputs[0] <= given <= inputs[1] and outputs[0] <= made <= outputs[1]:
-        return
-    for what, count, (low, high) in (("input", given, inputs), ("output", made, outputs)):
-        if not low <= count <= high:
-            wanted = str(low) if low == high else f"{low} to {high}" if high < 1000 else f"{low}+"
-            raise ModelError(
-                f"{where} has {counted(count, what)}; {node.op_type} takes {wanted}", _DAMAGED
-            )
-
-
-CALLS_BODIES = frozenset({"If", "Loop", "Scan"})
-"""Operators of ONNX's domain that call their bodies with inputs and outputs of their own."""
-
-
-def check_body(node: onnx.NodeProto, where: object) -> None:
-    """Check that the bodies of an If, Loop or Scan have as many inputs and outputs as it calls
-    them with.
+def check_counts(node: onnx.NodeProto, version: int, where: object) -> None:
+    """Check how many inputs and outputs an operator has that the checker does not judge: one of
+    ONNX Runtime's, or of ONNX's domain in another opset than ``version``.
 
     Raises:
         ModelError: see above.
     """
-    if node.op_type not in CALLS_BODIES or not is_standard(node.domain):
-        return
+    limits = _CONTRIB.get((node.domain, node.op_type))
+    if is_standard(node.domain) and not is_defined(node.op_type, version):
+        least = _ORT_DEFAULT_DOMAIN.get(node.op_type, (0, 0))
+        if is_defined(node.op_type, defs.onnx_opset_version()):
+            newer = defs.get_schema(node.op_type)
+            least = newer.min_input, newer.min_output
+        most = 1 if node.op_type in _HOST_COPIES else _MANY
+        limits = ((least[0], most), (least[1], _MANY))
+    for what, names, (low, high) in zip(
+        ("input", "output"), (node.input, node.output), limits or (), strict=False
+    ):
+        if not low <= len(names) <= high:
+            wanted = str(low) if low == high else f"{low} to {high}" if high < 1000 else f"{low}+"
+            raise ModelError(
+                f"{where} has {counted(len(names), what)}; {node.op_type} takes {wanted}", _DAMAGED
+            )
+
+
+_CALLS_BODIES = frozenset({"If", "Loop", "Scan"})
+"""Operators of ONNX's domain that call their bodies with inputs and outputs of their own."""
+
+
+def _check_bodies(node: onnx.NodeProto, where: object) -> None:
+    """Check that bodies have as many inputs and outputs as they are called with."""
     if node.op_type == "Scan":
         sequences = sum(a.i for a in node.attribute if a.name == "num_scan_inputs")
         if not 0 < sequences <= len(node.input):
@@ -237,59 +275,6 @@ def check_body(node: onnx.NodeProto, where: object) -> None:
                 f"with {inputs} and {len(node.output) + before}",
                 _DAMAGED,
             )
-
-
-def _check_attributes(
-    node: onnx.NodeProto,
-    stated: Sequence[onnx.AttributeProto],
-    definition: _Definition,
-    where: object,
-) -> None:
-    given = {item.name: item for item in stated}
-    for name, formal in definition.attributes.items():
-        if name not in given:
-            if formal.required:
-                raise ModelError(f"{where} lacks its attribute '{name}'", _DAMAGED)
-        elif given[name].type != formal.type:
-            raise ModelError(f"{where}: attribute '{name}' has the wrong type", _DAMAGED)
-        elif name in _FLAGS and given[name].i not in (0, 1):
-            raise ModelError(f"{where}: attribute '{name}' is neither 0 nor 1", _DAMAGED)
-        elif given[name].type == onnx.AttributeProto.STRING and node.op_type != "Constant":
-            _check_text(given[name], where)
-    if len(given) < len(stated):
-        raise ModelError(f"{where} has an attribute twice", _DAMAGED)
-    if node.op_type == "Constant" and (len(given) != 1 or not node.output[0]):
-        raise ModelError(f"{where}: a Constant has one value and one output", _DAMAGED)
-    if node.op_type == "Split" and "num_outputs" in given:
-        # The runtime counts outputs, ONNX's inference makes as many as this says: billions, too.
-        promised, count = given["num_outputs"].i, len(node.output)
-        if promised != count:
-            has = f"{where} has {counted(count, 'output')}"
-            raise ModelError(f"{has}, and num_outputs is {promised}", _DAMAGED)
-
-
-_FLAGS = frozenset({"keepdims", "noop_with_empty_axes", "transA", "transB"})
-"""Attributes that are 0 or 1; runtimes do not agree on what other numbers mean."""
-
-
-def _check_text(attribute: onnx.AttributeProto, where: object) -> None:
-    try:
-        attribute.s.decode()
-    except UnicodeDecodeError:
-        raise ModelError(
-            f"{where}: attribute '{attribute.name}' is not valid UTF-8", _DAMAGED
-        ) from None
-
-
-def require_valid(model: onnx.ModelProto) -> None:
-    """Check what the ONNX checker says of a model that a user gave.
-
-    Raises:
-        ModelError: it finds a fault.
-    """
-    fault = find_fault(model)
-    if fault is not None:
-        raise ModelError(f"the ONNX checker refuses the model: {fault}", _DAMAGED)
 
 
 def host_copies(model: onnx.ModelProto) -> int:
@@ -310,53 +295,3 @@ def require_device(model: onnx.ModelProto, provider: str) -> None:
             "the CPU provider has no such operators",
             "run it on CUDA (--provider cuda), or rewrite the original without --offload",
         )
-
-
-def find_fault(model: onnx.ModelProto) -> str | None:
-    """What the ONNX checker says of the structure alone, or None: weights are not read."""
-    try:
-        native.check_model(_without_weights(model))
-    except onnx.checker.ValidationError as error:
-        return str(error).splitlines()[0]
-    return None
-
-
-def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy that the checker accepts without opening files: external tensors as graph inputs.
-
-    Outputs without a stated shape are legal for the runtime but not for the checker, so they get
-    one here.
-    """
-    copy = copied(model)
-    _set_apart(copy)
-    for value in copy.graph.output:
-        if value.type.HasField("tensor_type"):
-            value.type.tensor_type.shape.SetInParent()
-    declared = {value.name for value in copy.graph.input}
-    kept = []
-    for tensor in model.graph.initializer:
-        if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            kept.append(tensor)
-        elif tensor.name not in declared:
-            copy.graph.input.append(
-                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
-            )
-    if len(kept) < len(model.graph.initializer):
-        del copy.graph.initializer[:]
-        copy.graph.initializer.extend(kept)
-    for tensor in external_tensors(copy):  # those in attributes and bodies: stand for nothing
-        tensor.CopyFrom(onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0]))
-    return copy
-
-
-def _set_apart(model: onnx.ModelProto) -> None:
-    """Move operators that ONNX Runtime has in ONNX's domain, and this opset of ONNX has not, to a
-    domain that the checker does not judge."""
-    version = min(default_opset(model), defs.onnx_opset_version())
-    found = False
-    for node in all_nodes(model.graph.node):
-        known = node.op_type in (*_ORT_DEFAULT_DOMAIN, *_EARLY)
-        if known and is_standard(node.domain) and _definition(node.op_type, version) is None:
-            node.domain, found = _MS, True
-    if found and all(item.domain != _MS for item in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(_MS, 1))

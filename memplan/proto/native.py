@@ -20,7 +20,7 @@ import resource
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import NoReturn
@@ -47,7 +47,7 @@ def infer_shapes(
     """``onnx.shape_inference.infer_shapes``; by ``propagate`` with values.
 
     Raises:
-        onnx.shape_inference.InferenceError: ``strict``, and shapes do not fit.
+        onnx.shape_inference.InferenceError: ``strict``, and shapes or element types do not fit.
         ModelError: it ended its process.
         RuntimeError, ValueError, MemoryError: it gives up.
     """
@@ -55,47 +55,9 @@ def infer_shapes(
 
 
 def _infer_shapes(data: bytes, strict: bool, propagate: bool) -> onnx.ModelProto:
-    return onnx.shape_inference.infer_shapes(data, strict_mode=strict, data_prop=propagate)
-
-
-def infer_node_outputs(
-    node: onnx.NodeProto,
-    types: Mapping[str, onnx.TypeProto],
-    data: Mapping[str, onnx.TensorProto],
-    opset: onnx.OperatorSetIdProto,
-    ir_version: int,
-) -> dict[str, onnx.TypeProto]:
-    """``onnx.shape_inference.infer_node_outputs``, of an operator of the domain of ``opset``.
-
-    Raises:
-        onnx.shape_inference.InferenceError: shapes do not fit.
-        onnx.checker.ValidationError: the operator is deprecated, or types do not fit.
-        ModelError: it ended its process.
-        RuntimeError, ValueError: it gives up.
-    """
-    model = onnx.ModelProto(ir_version=ir_version, opset_import=[opset])
-    model.graph.node.append(node)
-    model.graph.input.extend(onnx.ValueInfoProto(name=n, type=t) for n, t in types.items())
-    model.graph.initializer.extend(data.values())
-    found = _ask("shape inference", _infer_node_outputs, model)
-    return {value.name: value.type for value in found.graph.output}
-
-
-def _infer_node_outputs(data: bytes) -> onnx.ModelProto:
-    """The graph's one node with its inputs → the types of its outputs."""
-    model = onnx.ModelProto.FromString(data)
-    graph, opset = model.graph, model.opset_import[0]
-    found = onnx.shape_inference.infer_node_outputs(
-        onnx.defs.get_schema(graph.node[0].op_type, opset.version, opset.domain),
-        graph.node[0],
-        {value.name: value.type for value in graph.input},
-        {tensor.name: tensor for tensor in graph.initializer},
-        opset_imports=[opset],
-        ir_version=model.ir_version,
+    return onnx.shape_inference.infer_shapes(
+        data, check_type=strict, strict_mode=strict, data_prop=propagate
     )
-    result = onnx.ModelProto()
-    result.graph.output.extend(onnx.ValueInfoProto(name=n, type=t) for n, t in found.items())
-    return result
 
 
 def check_model(model: onnx.ModelProto) -> None:
@@ -266,13 +228,15 @@ def _ask(what: str, call: _Call, model: onnx.ModelProto, *options: object) -> on
             )
     if error:
         raise _ERRORS[error](answer.decode())
+    found = onnx.ModelProto()
     try:
-        return onnx.ModelProto.FromString(answer)
+        found.ParseFromString(answer)
     except DecodeError:
         raise ModelError(
             "the graph nests its bodies deeper than protobuf reads",
             "the file is damaged or was made to be hard to read",
         ) from None
+    return found
 
 
 def _directly(what: str, call: _Call, model: onnx.ModelProto, *options: object) -> onnx.ModelProto:

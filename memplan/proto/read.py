@@ -17,13 +17,14 @@ from memplan.proto.external import check_external_data
 from memplan.proto.limits import MOST_NAME, MOST_NESTED, MOST_OUTPUTS, require
 from memplan.proto.metadata import unseal
 from memplan.proto.model_checks import (
-    CALLS_BODIES,
-    check_body,
-    check_operator,
+    check_counts,
+    check_node,
     check_sparse,
     check_tensor,
+    opset_of,
+    require_valid,
 )
-from memplan.proto.nodes import Described, describe_node, is_standard, subgraphs
+from memplan.proto.nodes import Described, is_standard, subgraphs
 from memplan.proto.paths import file_problem, read_bytes
 
 _PROTOBUF_LIMIT = 2**31 - 1
@@ -31,8 +32,6 @@ _LARGEST_VERSION = 2**31 - 1  # what schemas are asked for
 _NOT_REPLACED = frozenset({"Constant", "If", "Loop", "Scan"})  # what is read, not called
 MINIMUM_OPSET = 7  # the oldest that ONNX Runtime answers for
 _SCANS = 9  # since this opset a Scan has no axis for batches
-_NEWEST_OPSET = onnx.defs.onnx_opset_version()
-_TENSOR, _SPARSE_TENSOR = onnx.AttributeProto.TENSOR, onnx.AttributeProto.SPARSE_TENSOR
 
 
 def read_model(path: Path, weights: Path | None = None) -> onnx.ModelProto:
@@ -41,10 +40,9 @@ def read_model(path: Path, weights: Path | None = None) -> onnx.ModelProto:
     Its external data lies beside the model ``weights``, if that is given, else beside ``path``.
 
     Raises:
-        ModelError: the file is missing, truncated, no ONNX model, uses an opset below 9, is not
-            in single-assignment form, is unsorted or cyclic, calls an operator or holds a constant
-            against ONNX's definition, or refers to external data that is missing or lies outside
-            the model's folder.
+        ModelError: the file is missing, truncated, no ONNX model, uses an opset below
+            :data:`MINIMUM_OPSET`, is not what ONNX's checker takes, or refers to external data that
+            is missing or lies outside the model's folder.
     """
     return _checked(parse_file(path), path, weights)
 
@@ -124,7 +122,8 @@ def _foreign(path: Path, data: bytes) -> ModelError:
 
 
 def check_structure(model: onnx.ModelProto, path: Path) -> None:
-    """Check opsets, single assignment and order, in the main graph and every body.
+    """Check opsets, limits, and all that ONNX's checker knows of a graph: names that are defined
+    once and before they are read, calls of operators, constants.
 
     Raises:
         ModelError: with the node and the tensor that break the rule.
@@ -146,78 +145,39 @@ def check_structure(model: onnx.ModelProto, path: Path) -> None:
         if is_standard(function.domain) and function.name in _NOT_REPLACED:
             raise ModelError(f"{path}: a function of the model replaces ONNX's {function.name}")
     require(len(model.graph.output), MOST_OUTPUTS, f"graph outputs in {path}")
-    _Checker(model, path).graph(model.graph, outer=set())
+    _check_graph(model, model.graph, path)
+    require_valid(model, f"{path}: ", lenient=True)
 
 
-class _Checker:
-    """Walks the main graph and every body of a model."""
-
-    def __init__(self, model: onnx.ModelProto, path: Path) -> None:
-        self.path = path
-        self.prefix = f"{path}: "
-        versions = (o.version for o in model.opset_import if is_standard(o.domain))
-        self.version = min(next(versions, _NEWEST_OPSET), _NEWEST_OPSET)
-        self.functions = {(f.domain, f.name) for f in model.functions}
-
-    def graph(self, graph: onnx.GraphProto, outer: set[str], depth: int = 0) -> None:
-        """Check one graph, in which the names ``outer`` of the graphs around are visible.
-
-        ``depth``: how many graphs are around it.
-        """
-        require(depth, MOST_NESTED, f"bodies within bodies in {self.path}")
-        path, available = self.path, set(outer)
-        _check_text(graph, path)
-        _define(available, (value.name for value in graph.input), "graph input", path)
-        # An initializer may share its name with an input: it is that input's default value.
-        fed = {value.name for value in graph.input}
-        constants = [tensor.name for tensor in graph.initializer]
-        constants += [tensor.values.name for tensor in graph.sparse_initializer]
-        _define(available, (name for name in constants if name not in fed), "initializer", path)
-        for tensor in graph.initializer:
-            check_tensor(tensor, str(path))
-        for sparse in graph.sparse_initializer:
-            check_sparse(sparse, str(path))
-        for index, node in enumerate(graph.node):
-            inputs, outputs, attributes = node.input[:], node.output[:], node.attribute[:]
-            _check_node_text(node, (*inputs, *outputs), attributes, path)
-            for name in inputs:
-                if name and name not in available:
-                    _explain_missing(graph, index, name, path)
-            self.operator(node, attributes, index)
-            for body in subgraphs(node) if attributes else ():
-                self.graph(body, available, depth + 1)
-            for name in outputs:
-                if name in available:
-                    raise _twice(name, f"node {describe_node(node, index)}", path)
-                if name:
-                    available.add(name)
-        for value in graph.output:
-            if value.name not in available:
-                raise ModelError(
-                    f"{path}: graph output '{value.name}' is not computed by any node",
-                    "export the model again; the file is damaged or was edited",
-                )
-
-    def operator(
-        self, node: onnx.NodeProto, attributes: Sequence[onnx.AttributeProto], index: int
-    ) -> None:
-        """Check a node's call, and the constants in its attributes."""
-        where = Described(self.prefix, node, index)
-        check_operator(node, self.version, self.functions, where)
-        if node.op_type == "Scan" and is_standard(node.domain) and self.version < _SCANS:
+def _check_graph(
+    model: onnx.ModelProto, graph: onnx.GraphProto, path: Path, depth: int = 0
+) -> None:
+    """Check of a graph in ``model`` and its bodies what the checker does not; ``depth``: how many
+    graphs are around it."""
+    require(depth, MOST_NESTED, f"bodies within bodies in {path}")
+    _check_text(graph, path)
+    for tensor in graph.initializer:
+        check_tensor(tensor, path)
+    for sparse in graph.sparse_initializer:
+        check_sparse(sparse, path)
+    version = opset_of(model.opset_import)
+    functions = {(f.domain, f.name) for f in model.functions}
+    for index, node in enumerate(graph.node):
+        attributes = node.attribute[:]
+        _check_node_text(node, (*node.input, *node.output), attributes, path)
+        where = Described(f"{path}: ", node, index)
+        if (node.domain, node.op_type) not in functions:
+            check_counts(node, version, where)
+        if node.op_type == "Scan" and is_standard(node.domain) and version < _SCANS:
             raise ModelError(
                 f"{where}: memplan reads Scan of opset {_SCANS} and newer; before, it had an axis "
                 "for batches",
                 "convert it with onnx.version_converter",
             )
-        for attribute in attributes:
-            kind = attribute.type
-            if kind == _TENSOR:
-                check_tensor(attribute.t, where)
-            elif kind == _SPARSE_TENSOR:
-                check_sparse(attribute.sparse_tensor, where)
-        if node.op_type in CALLS_BODIES:
-            check_body(node, where)
+        if attributes or node.op_type == "Constant":
+            check_node(node, where)
+        for body in subgraphs(node) if attributes else ():
+            _check_graph(model, body, path, depth + 1)
 
 
 def _check_text(graph: onnx.GraphProto, path: Path) -> None:
@@ -271,61 +231,3 @@ def _require_text(texts: Iterable[object], path: Path) -> None:
                 f"{path}: a name in the graph is not valid UTF-8: {text!r}",
                 "the file is damaged, or its exporter wrote names in another encoding",
             )
-
-
-def _define(available: set[str], names: Iterable[str], what: str, path: Path) -> None:
-    for name in names:
-        if not name:
-            raise ModelError(
-                f"{path}: a {what} has no name",
-                "export the model again; the file is damaged or was edited",
-            )
-        if name in available:
-            raise _twice(name, what, path)
-        available.add(name)
-
-
-def _twice(name: str, what: str, path: Path) -> ModelError:
-    return ModelError(
-        f"{path}: tensor '{name}' is defined twice (second time by {what})",
-        "every tensor of an ONNX graph has one producer; rename one of them",
-    )
-
-
-def _explain_missing(graph: onnx.GraphProto, index: int, name: str, path: Path) -> None:
-    """Raise the error for an input that is not available at node ``index``."""
-    where = describe_node(graph.node[index], index)
-    producer = {output: k for k, node in enumerate(graph.node) for output in node.output}
-    if name not in producer:
-        raise ModelError(
-            f"{path}: {where} reads tensor '{name}', which nothing defines",
-            "export the model again; the file is damaged or was edited",
-        )
-    if _reaches(graph, index, producer[name]):
-        raise ModelError(
-            f"{path}: the graph has a cycle through {where} and tensor '{name}'",
-            "ONNX graphs are acyclic; export the model again",
-        )
-    raise ModelError(
-        f"{path}: the graph is not sorted: {where} reads '{name}', which a later node computes",
-        "sort the nodes topologically (for example with onnx_graphsurgeon's toposort or onnx-ir)",
-    )
-
-
-def _reaches(graph: onnx.GraphProto, start: int, goal: int) -> bool:
-    """Whether data flows from node ``start`` to node ``goal``."""
-    readers: dict[str, list[int]] = {}
-    for k, node in enumerate(graph.node):
-        for name in node.input:
-            readers.setdefault(name, []).append(k)
-    stack, seen = [start], {start}
-    while stack:
-        k = stack.pop()
-        if k == goal:
-            return True
-        for name in graph.node[k].output:
-            for reader in readers.get(name, ()):
-                if reader not in seen:
-                    seen.add(reader)
-                    stack.append(reader)
-    return False

@@ -1,32 +1,33 @@
 """The type and shape of every tensor: all that can tell one, taken together.
 
-Sources, best first: what the file states with all dimensions known, ONNX shape inference, a stated
-shape whose symbolic expression (``2*N``) can be evaluated, and the rule shape(X_grad) = shape(X).
+Sources, best first: ONNX shape inference, what the file states, rules of our own for operators that
+ONNX does not know, such as shape(X_grad) = shape(X), and a stated shape whose symbolic expression
+(``2*N``) can be evaluated.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import onnx
 
 from memplan.proto.edit import copied
 from memplan.proto.limits import MOST_FOLDED
-from memplan.proto.nodes import subgraphs
-from memplan.proto.opset import default_opset
 from memplan.shapes.body_shapes import output_types
-from memplan.shapes.fold import evaluate, small_constants, types_by_folding
-from memplan.shapes.infer import Array, infer, is_complete, state_types, stated_types
-from memplan.shapes.nchwc import fill_nchwc_types
-from memplan.shapes.one_node import infer_types
-from memplan.shapes.shape_checks import check_stated
-from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types, known_shapes
+from memplan.shapes.fold import evaluate
+from memplan.shapes.infer import (
+    Array,
+    infer,
+    is_complete,
+    replace_by_constants,
+    state_types,
+    stated_types,
+)
+from memplan.shapes.nchwc import fill_nchwc_types, in_blocks
+from memplan.shapes.shape_checks import StrictWalk
+from memplan.shapes.tensor_type import UNKNOWN, TensorType, known_shapes, write_type
 from memplan.shapes.training_ops import bound_reductions, fill_training_types
 
 
-def value_types(
-    bound: onnx.ModelProto,
-) -> tuple[dict[str, TensorType], list[str]]:
+def value_types(bound: onnx.ModelProto) -> tuple[dict[str, TensorType], list[str]]:
     """Type and shape of every tensor of the main graph of ``bound`` (dimensions bound).
 
     A shape that no source gives is None; :func:`memplan.shapes.shape_checks.require_shapes` turns
@@ -34,78 +35,75 @@ def value_types(
 
     Raises:
         ModelError: what the file states does not fit; see
-            :func:`memplan.shapes.shape_checks.check_stated`.
+            :class:`memplan.shapes.shape_checks.StrictWalk`.
     """
-    stated = stated_types(bound.graph)
-    check_stated(bound, stated)
-    if is_complete(bound.graph, stated):
-        return stated, []
-    result = stated_types(infer(bound).graph)
-    _merge(result, stated)
-    fill_training_types(bound.graph.node, result)
-    fill_nchwc_types(bound.graph, result)
-    if is_complete(bound.graph, result):
-        return result, []
-    bounded: list[str] = []
-    working, bounding = copied(bound), False
-    while True:  # each round tells a shape, or is the last
-        known = known_shapes(result)
-        bounded += _node_by_node(working, result, bounding=bounding)
-        _merge(result, types_by_folding(working, result))
-        del working.graph.value_info[:]
-        state_types(working.graph, result)
-        _merge(result, stated_types(infer(working).graph))
-        fill_training_types(bound.graph.node, result)
-        fill_nchwc_types(bound.graph, result)
-        learnt = known_shapes(result) != known
-        if bounding and not learnt:
-            return result, bounded
-        bounding = not learnt
+    walk = _CompleteWalk(bound)
+    walk.run()
+    while not is_complete(bound.graph, walk.known):  # each round tells a shape, or is the last
+        known = known_shapes(walk.known)
+        walk.propagate()
+        walk.run()
+        learnt = known_shapes(walk.known) != known
+        if walk.bounding and not learnt:
+            break
+        walk.bounding = not learnt
+    return walk.known, walk.bounded
 
 
-def _node_by_node(
-    model: onnx.ModelProto, types: dict[str, TensorType], *, bounding: bool
-) -> list[str]:
-    """Add what follows of each node from those before it, so that a chain takes one look however
-    long it is.
+class _CompleteWalk(StrictWalk):
+    """What small tensors hold is computed, and what inference does not know is found by rules;
+    ``bounding``: also bounds, of the sums in ``bounded`` whose shape nothing else tells."""
 
-    ``bounding``: also bounds, of sums whose shape nothing else tells; the names of these.
-    """
-    values = small_constants(model.graph, defaults=True)
-    bounded: list[str] = []
-    left = MOST_FOLDED
-    for node in model.graph.node:
-        if left >= 0:
-            made = evaluate(model, node, values, types)
-            values.update(made)
-            left -= sum(array.size for array in made.values())
-        if all(not name or types.get(name, UNKNOWN).shape is not None for name in node.output):
-            continue
-        _merge(types, _by_node(model, node, types, values))
-        _merge(types, output_types(model, node, types))
-        fill_training_types([node], types)
-        bounded += bound_reductions([node], types) if bounding else []
-    return bounded
+    def __init__(self, model: onnx.ModelProto) -> None:
+        super().__init__(model)
+        self.bounding = False
+        self.bounded: list[str] = []
+        self._computed: dict[str, Array] = {}
+        self._left = MOST_FOLDED
+        self._in_blocks = in_blocks(model.graph)
+        self._blocked: set[str] = set()
 
+    def visit(self, node: onnx.NodeProto) -> None:
+        """Find the types of a node's outputs where they are not known, and what they hold."""
+        if self._lacking(node):
+            super().visit(node)
+        if self._in_blocks or self._lacking(node):
+            self._apply_rules(node)
+        if self._left >= 0:
+            for name, array in evaluate(self.model, node, self.values, self.known).items():
+                self._left -= array.size
+                self._computed[name] = array
+                self.hold(name, array)
+                if self.known[name].shape is None:
+                    dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+                    self.learn(name, TensorType(int(dtype), array.shape))
 
-def _by_node(
-    model: onnx.ModelProto, node: onnx.NodeProto, types: Types, values: Mapping[str, Array]
-) -> Types:
-    """What ONNX's inference tells of one node of the main graph."""
-    if subgraphs(node):
-        return {}
-    try:
-        found = infer_types(node, types, values, default_opset(model), apart=True)
-    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError):
-        return {}
-    except (RuntimeError, ValueError):
-        return {}
-    return {n: t for n, t in zip(node.output, found, strict=True) if n and t.sizes is not None}
+    def is_certain(self, node: onnx.NodeProto) -> bool:
+        """See :class:`StrictWalk`; an initializer that was computed with may be replaced."""
+        return super().is_certain(node) and self._computed.keys().isdisjoint(node.input)
 
+    def propagate(self) -> None:
+        """Let ONNX propagate values through the whole graph: it follows sizes of tensors of which
+        only some are known, too."""
+        working = copied(self.model)
+        replace_by_constants(working.graph, self._computed)
+        state_types(working.graph, self.known)
+        for name, found in stated_types(infer(working).graph).items():
+            if found.shape is not None and self.known.get(name, UNKNOWN).shape is None:
+                self.stated[name] = write_type(found).SerializeToString()
 
-def _merge(types: dict[str, TensorType], more: Types) -> None:
-    """Take over what is not known yet."""
-    for name, value in more.items():
-        known = types.get(name)
-        if known is None or (known.shape is None and value.shape is not None):
-            types[name] = value
+    def _lacking(self, node: onnx.NodeProto) -> list[str]:
+        return [n for n in node.output if n and self.known.get(n, UNKNOWN).shape is None]
+
+    def _apply_rules(self, node: onnx.NodeProto) -> None:
+        lacking = self._lacking(node)
+        for name, found in output_types(self.model, node, self.known).items() if lacking else ():
+            if name in lacking:
+                self.known[name] = found
+        fill_training_types([node], self.known)
+        fill_nchwc_types([node], self.known, self._blocked)
+        if self.bounding:
+            self.bounded += bound_reductions([node], self.known)
+        for name in lacking:
+            if self.known.get(name, UNKNOWN).shape is not None:
+                self.learn(name, self.known[name])

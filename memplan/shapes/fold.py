@@ -7,25 +7,17 @@ constant). Values of small tensors are evaluated with ONNX's own reference imple
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from memplan.proto.edit import copied
+from memplan.proto.bare import has_small_content, is_small
 from memplan.proto.limits import MOST_FOLDED
 from memplan.proto.nodes import is_constant, is_standard
-from memplan.shapes.infer import (
-    ROUNDS,
-    Array,
-    has_small_content,
-    infer,
-    is_small,
-    replace_by_constants,
-    stated_types,
-)
-from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types, known_shapes
+from memplan.shapes.infer import Array
+from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types
 
 _TOO_MANY = 2**63
 # Operators that exporters use to compute shapes. Others would be run for nothing, or draw numbers.
@@ -39,28 +31,6 @@ _FOLDED = frozenset(
     | {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "ReduceSum", "ReduceProd"}
     | {"ReduceMax", "ReduceMin", "ReduceMean"}
 )
-
-
-def types_by_folding(bound: onnx.ModelProto, types: Types) -> dict[str, TensorType]:
-    """Shapes that become known once constant integer subgraphs are folded.
-
-    Alternates between folding and shape inference until nothing new is learnt.
-    """
-    result = dict(types)
-    working = copied(bound)
-    values = small_constants(working.graph, defaults=True)
-    for _ in range(ROUNDS):
-        before = known_shapes(result)
-        folded = _fold_round(working, values, result)
-        if not folded:
-            break
-        replace_by_constants(working.graph, folded)
-        for name, value in stated_types(infer(working).graph).items():
-            if result.get(name, UNKNOWN).shape is None:
-                result[name] = value
-        if known_shapes(result) == before:
-            break
-    return result
 
 
 def small_constants(graph: onnx.GraphProto, *, defaults: bool = False) -> dict[str, Array]:
@@ -107,27 +77,17 @@ def constant_value(attribute: onnx.AttributeProto) -> Array | None:
 
 def folded_constants(bound: onnx.ModelProto, types: Types) -> dict[str, Array]:
     """Contents of small constants, and of what is computed from them and from shapes."""
-    values = small_constants(bound.graph)
-    _fold_round(bound, values, dict(types))
-    return values
-
-
-def _fold_round(
-    model: onnx.ModelProto,
-    values: MutableMapping[str, Array],
-    types: MutableMapping[str, TensorType],
-) -> dict[str, Array]:
-    folded: dict[str, Array] = {}
+    values, known = small_constants(bound.graph), dict(types)
     left = MOST_FOLDED
-    for node in model.graph.node:
+    for node in bound.graph.node:
         if left < 0:
             break
-        for name, array in evaluate(model, node, values, types).items():
-            values[name] = folded[name] = array
+        for name, array in evaluate(bound, node, values, known).items():
+            values[name] = array
             left -= array.size
             dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
-            types[name] = TensorType(int(dtype), array.shape)
-    return folded
+            known[name] = TensorType(int(dtype), array.shape)
+    return values
 
 
 def evaluate(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
@@ -13,6 +12,7 @@ from onnx import numpy_helper
 
 from memplan.errors import ModelError
 from memplan.proto import native
+from memplan.proto.bare import without_weights
 from memplan.proto.edit import replace_nodes
 from memplan.proto.nodes import is_constant
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types, read_type
@@ -20,26 +20,7 @@ from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types, read_type
 Array = npt.NDArray[np.generic]
 """What a constant holds."""
 
-ROUNDS = 8
-"""How often inference and what it cannot do itself take turns, at most; each round goes on from
-what the one before has learnt."""
-
-_SMALL = 4096
 _GIVES_UP = (onnx.shape_inference.InferenceError, ValueError, RuntimeError, MemoryError)
-
-
-def is_small(elements: float) -> bool:
-    """Whether a tensor of so many elements may be looked into: shapes are small, weights are not.
-
-    That is what inference and folding are given as values.
-    """
-    return elements <= _SMALL
-
-
-def has_small_content(tensor: onnx.TensorProto) -> bool:
-    """Whether the elements of a constant stand in the file itself, and are few."""
-    external = tensor.data_location == onnx.TensorProto.EXTERNAL
-    return not external and is_small(math.prod(tensor.dims))
 
 
 def infer(bound: onnx.ModelProto) -> onnx.ModelProto:
@@ -67,44 +48,11 @@ def run_inference(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
 
 
-def without_weights(bound: onnx.ModelProto, *, statements: bool) -> onnx.ModelProto:
-    """The nodes, inputs and small constants of ``bound``: what inference needs, and no weights.
-
-    Large and sparse constants (whose shapes inference does not know) become inputs.
-    ``statements``: with the shapes that the file states for computed tensors.
-    """
-    graph = bound.graph
-    result = onnx.ModelProto(ir_version=bound.ir_version)
-    result.opset_import.extend(bound.opset_import)
-    result.graph.name = graph.name or "graph"
-    result.graph.node.extend(graph.node)
-    result.graph.input.extend(graph.input)
-    given = {value.name for value in graph.input}
-    large = {s.values.name: (s.values.data_type, s.dims) for s in graph.sparse_initializer}
-    for tensor in graph.initializer:
-        if has_small_content(tensor):
-            result.graph.initializer.append(tensor)
-        elif tensor.name not in given:
-            large[tensor.name] = (tensor.data_type, tensor.dims)
-    result.graph.input.extend(
-        onnx.helper.make_tensor_value_info(name, dtype, dims)
-        for name, (dtype, dims) in large.items()
-    )
-    result.graph.output.extend(graph.output)
-    if statements:
-        result.graph.value_info.extend(graph.value_info)
-        return result
-    for value in result.graph.output:
-        if value.type.HasField("tensor_type"):
-            value.type.tensor_type.ClearField("shape")
-    return result
-
-
 def stated_types(graph: onnx.GraphProto) -> dict[str, TensorType]:
     """Types and shapes that the graph itself declares; shape None where a dim is not a number."""
     found: dict[str, TensorType] = {}
     for value in declared_values(graph):
-        found[value.name] = _numeric_type(value.type.SerializeToString())
+        found[value.name] = numeric_type(value.type.SerializeToString())
     for tensor in graph.initializer:
         found[tensor.name] = TensorType(tensor.data_type, tuple(tensor.dims))
     for sparse in graph.sparse_initializer:
@@ -140,7 +88,7 @@ def constant_type(node: onnx.NodeProto) -> TensorType | None:
 
 
 @lru_cache(maxsize=4096)
-def _numeric_type(data: bytes) -> TensorType:
+def numeric_type(data: bytes) -> TensorType:
     """The type in these bytes; the shape is None unless every dimension is a number. The many
     values of a graph have few types."""
     proto = onnx.TypeProto.FromString(data)

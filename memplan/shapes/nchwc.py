@@ -39,13 +39,15 @@ def state_block(graph: onnx.GraphProto, block: int) -> None:
             node.attribute.append(helper.make_attribute(BLOCK, block))
 
 
-def fill_nchwc_types(graph: onnx.GraphProto, types: MutableMapping[str, TensorType]) -> None:
+def fill_nchwc_types(
+    nodes: Iterable[onnx.NodeProto], types: MutableMapping[str, TensorType], blocked: set[str]
+) -> None:
     """Add the types of outputs whose inputs are known, in file order.
 
     Operators of other domains that stand in the layout work element by element, or are ``Concat``.
+    ``blocked`` collects the tensors that are in it.
     """
-    blocked: set[str] = set()
-    for node in graph.node:
+    for node in nodes:
         if not node.input or not node.output:
             continue
         if node.domain != DOMAIN and (

@@ -1,21 +1,138 @@
-"""ONNX shape inference of one operator."""
+"""ONNX shape inference of one operator, remembered: a graph has many nodes of few kinds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from functools import cache
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
 from memplan.proto import native
-from memplan.proto.nodes import domain_of
-from memplan.shapes.infer import Array
+from memplan.proto.nodes import captured_names, domain_of, is_standard
+from memplan.shapes.infer import Array, run_inference
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, read_type, write_type
 
+Content = tuple[str, tuple[int, ...], bytes]
+"""Element type, shape and content of a small tensor."""
+_FEW = 32
+# A Constant of a function's own definition (onnx 1.23, MeanVarianceNormalization of opset 9 to 12):
+# inference is at fault there, not the model. Constants of models are checked before.
+_IN_A_FUNCTION = "(op_type:Constant)"
+# Behind an operator whose results inference does not know (onnx 1.23, GroupNormalization).
+_UNTYPED = "expected to have type but instead is null"
+_SHAPES = "Inference error(s)"
+_PLACE = re.compile(r"^(\[ShapeInferenceError\] |Inference error\(s\): |\(op_type:[^)]*\): )+")
 _POOLS = frozenset({"MaxPool", "AveragePool", "LpPool"})
+
+
+@dataclass(frozen=True, slots=True)
+class Inferred:
+    """What inference says of a node: serialized types of its outputs by slot, empty where it tells
+    nothing; why it refuses the shapes of its inputs, or their element types, if it does."""
+
+    types: tuple[bytes, ...]
+    refusal: str = ""
+    mistyped: str = ""
+
+
+def content_of(array: Array) -> Content | None:
+    """What inference is given of a small tensor: whole numbers, or few others."""
+    whole = array.dtype.kind in "iu"
+    if not whole and (array.dtype.kind not in "fb" or array.size > _FEW):
+        return None
+    return array.dtype.str, array.shape, array.tobytes()
+
+
+def infer_node(
+    node: onnx.NodeProto,
+    types: Mapping[str, bytes],
+    contents: Mapping[str, Content],
+    header: bytes,
+) -> Inferred:
+    """ONNX shape inference of a node of a main graph, as it would be within the whole.
+
+    Args:
+        node: the node, of whatever domain that ONNX knows.
+        types: serialized, by the names that the node and its bodies read; empty where unknown.
+        contents: of small constants.
+        header: a serialized model without a graph: opsets and IR version.
+
+    Raises:
+        ModelError: inference ended its process.
+    """
+    inputs = node.input[:]
+    # The names of tensors make no difference, but for those that bodies read.
+    captured = captured_names(node)
+    if captured:
+        shown = {name: name for name in (*inputs, *captured) if name}
+    else:
+        shown = {name: f"x{k}" for k, name in enumerate(inputs) if name}
+    return _infer_node(
+        (node.op_type, node.domain),
+        tuple([item.SerializeToString() for item in node.attribute]),
+        tuple([shown.get(name, "") for name in inputs]),
+        tuple([bool(name) for name in node.output]),
+        tuple([(short, types.get(name, b"")) for name, short in shown.items()]),
+        tuple([(short, contents[name]) for name, short in shown.items() if name in contents]),
+        header,
+    )
+
+
+@lru_cache(maxsize=1 << 14)
+def _infer_node(
+    operator: tuple[str, str],
+    attributes: tuple[bytes, ...],
+    inputs: tuple[str, ...],
+    outputs: tuple[bool, ...],
+    types: tuple[tuple[str, bytes], ...],
+    contents: tuple[tuple[str, Content], ...],
+    header: bytes,
+) -> Inferred:
+    model = onnx.ModelProto.FromString(header)
+    graph = model.graph
+    graph.name = "node"
+    node = graph.node.add(op_type=operator[0], domain=operator[1], input=inputs)
+    node.attribute.extend(map(onnx.AttributeProto.FromString, attributes))
+    names = [f"y{k}'" if there else "" for k, there in enumerate(outputs)]
+    node.output.extend(names)
+    given = {name: onnx.TypeProto.FromString(data) for name, data in types if data}
+    graph.input.extend(onnx.ValueInfoProto(name=name, type=found) for name, found in given.items())
+    for name, (dtype, shape, data) in contents:
+        array = np.frombuffer(data, dtype).reshape(shape)
+        graph.initializer.append(numpy_helper.from_array(array, name))
+    refusal = mistyped = ""
+    try:
+        found = native.infer_shapes(model, strict=True)
+    except onnx.shape_inference.InferenceError as error:
+        first, found = str(error).splitlines()[0], run_inference(model)
+        reason = _PLACE.sub("", first)
+        if _SHAPES not in first and f"(op_type:{node.op_type})" in first:
+            mistyped = reason
+        elif _SHAPES in first and _IN_A_FUNCTION not in str(error) and _UNTYPED not in first:
+            refusal = reason
+    except (ValueError, RuntimeError, MemoryError):
+        return Inferred(tuple(b"" for _ in outputs))
+    made = {value.name: value.type for value in found.graph.value_info}
+    for proto in made.values():
+        _drop_new_names(proto, given.values())
+    made = dict(_mended(node, given, made))
+    results = (made[name].SerializeToString() if name in made else b"" for name in names)
+    return Inferred(tuple(results), refusal, mistyped)
+
+
+def _drop_new_names(proto: onnx.TypeProto, given: Iterable[onnx.TypeProto]) -> None:
+    """Take names of dimensions that inference has made up out of a type: those of another node mean
+    other sizes."""
+    names = {dim.dim_param for known in given for dim in known.tensor_type.shape.dim}
+    if proto.HasField("tensor_type"):
+        for dim in proto.tensor_type.shape.dim:
+            if dim.dim_param and dim.dim_param not in names:
+                dim.Clear()
 
 
 @cache
@@ -33,62 +150,72 @@ def infer_types(
     constants: Mapping[str, Array],
     opset: int,
     ir_version: int = 10,
-    *,
-    apart: bool = False,
 ) -> tuple[TensorType, ...]:
-    """ONNX shape inference of one node of the default domain; unknown where it gives up.
-
-    ``apart``: the node comes from a file, and inference might die of it (see
-    :mod:`memplan.proto.native`); of nodes that rules make it does not.
+    """ONNX shape inference of one node of the default domain; unknown where it gives up, and where
+    an input is not known.
 
     Raises:
-        onnx.shape_inference.InferenceError: the inputs do not fit the operator.
+        onnx.shape_inference.InferenceError: the shapes of its inputs do not fit the operator.
+        onnx.checker.ValidationError: their element types do not.
+        ModelError: see :func:`infer_node`.
     """
-    unknown = (UNKNOWN,) * len(node.output)
-    domain = domain_of(node)
-    schema = schema_of(domain, node.op_type, opset) if domain == "" else None
-    if schema is None:
-        return unknown
-    given = {name for name in node.input if name}
-    if any(types.get(name, UNKNOWN).dtype == 0 for name in given):
-        return unknown
-    protos = {name: write_type(types[name]) for name in given}
-    data = {
-        name: numpy_helper.from_array(constants[name], name)
-        for name in given
-        if name in constants and (constants[name].dtype.kind in "iu" or constants[name].size == 1)
-    }
+    given = {name: types.get(name, UNKNOWN) for name in node.input if name}
+    known = schema_of(domain_of(node), node.op_type, opset) is not None
+    if domain_of(node) or not known or any(found.dtype == 0 for found in given.values()):
+        return (UNKNOWN,) * len(node.output)
+    arrays = ((name, constants[name]) for name in given if name in constants)
+    contents = ((name, content_of(array)) for name, array in arrays)
+    found = infer_node(
+        node,
+        {name: _serialized(kind) for name, kind in given.items()},
+        {name: content for name, content in contents if content is not None},
+        _header(opset, ir_version),
+    )
+    if found.refusal:
+        raise onnx.shape_inference.InferenceError(found.refusal)
+    if found.mistyped:
+        raise onnx.checker.ValidationError(found.mistyped)
+    return tuple(read_type(onnx.TypeProto.FromString(data)) for data in found.types)
+
+
+@lru_cache(maxsize=4096)
+def _serialized(found: TensorType) -> bytes:
+    return bytes(write_type(found).SerializeToString())
+
+
+@cache
+def _header(opset: int, ir_version: int) -> bytes:
     imports = [helper.make_opsetid("", opset)]
-    if apart:
-        found = native.infer_node_outputs(node, protos, data, imports[0], ir_version)
-    else:
-        found = onnx.shape_inference.infer_node_outputs(
-            schema, node, protos, data, opset_imports=imports, ir_version=ir_version
-        )
-    stated = all(proto.tensor_type.HasField("shape") for proto in found.values())
-    if not (found and stated) and is_function(schema):
-        found = _types_by_function(node, protos, opset, ir_version)
-    if node.op_type == "GatherND" and not stated and _picks_one(*(types[n] for n in node.input)):
-        found = {name: write_type(TensorType(read_type(found[name]).dtype, ())) for name in found}
+    return bytes(onnx.ModelProto(ir_version=ir_version, opset_import=imports).SerializeToString())
+
+
+def _mended(
+    node: onnx.NodeProto, given: Mapping[str, onnx.TypeProto], found: Mapping[str, onnx.TypeProto]
+) -> Mapping[str, onnx.TypeProto]:
+    """What ONNX's inference (1.23) says of a node's outputs, where that is not what ONNX Runtime
+    makes."""
+    if not is_standard(node.domain):
+        return found
+    if node.op_type == "GatherND":
+        data, indices = (read_type(given.get(name, onnx.TypeProto())) for name in node.input)
+        if data.shape is not None and indices.shape == (len(data.shape),):
+            # It gives one element, whose shape is left unsaid.
+            return {name: write_type(TensorType(data.dtype, ())) for name in found}
     attributes = {item.name: item for item in node.attribute}
-    results = [read_type(found[name]) if name in found else UNKNOWN for name in node.output]
     if node.op_type in _POOLS and "ceil_mode" in attributes and attributes["ceil_mode"].i:
-        results = [
-            _that_begin_inside(attributes, types[node.input[0]], result) for result in results
-        ]
-    return tuple(results)
-
-
-def _picks_one(data: TensorType, indices: TensorType) -> bool:
-    """Whether a GatherND gives one element, whose shape ONNX leaves unsaid."""
-    return data.shape is not None and indices.shape == (len(data.shape),)
+        image = read_type(given.get(node.input[0], onnx.TypeProto()))
+        return {
+            name: write_type(_that_begin_inside(attributes, image, read_type(proto)))
+            for name, proto in found.items()
+        }
+    return found
 
 
 def _that_begin_inside(
     given: Mapping[str, onnx.AttributeProto], image: TensorType, pooled: TensorType
 ) -> TensorType:
-    """Without the windows of a pool with ``ceil_mode`` that would begin behind the image: ONNX
-    Runtime leaves them out, and ONNX's inference (1.23) counts them in some opsets."""
+    """Without the windows of a pool with ``ceil_mode`` that would begin behind the image: they are
+    left out, and inference counts them in some opsets."""
     if image.shape is None or pooled.shape is None:
         return pooled
     auto = given["auto_pad"].s if "auto_pad" in given else b"NOTSET"
@@ -106,16 +233,3 @@ def _that_begin_inside(
 def is_function(schema: Any) -> bool:
     """Whether ONNX defines an operator by others (onnx's type stub lacks these two)."""
     return bool(schema.has_function or schema.has_context_dependent_function)
-
-
-def _types_by_function(
-    node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], opset: int, ir_version: int
-) -> dict[str, onnx.TypeProto]:
-    """Shape inference of a model of one node, which looks into function bodies."""
-    inputs = [onnx.ValueInfoProto(name=name, type=proto) for name, proto in types.items()]
-    graph = helper.make_graph([node], "node", inputs, [])
-    model = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version
-    )
-    stated = native.infer_shapes(model).graph.value_info
-    return {value.name: value.type for value in stated}

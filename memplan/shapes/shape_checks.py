@@ -8,97 +8,91 @@ from collections.abc import Mapping
 import onnx
 
 from memplan.errors import ModelError
-from memplan.proto import native
-from memplan.proto.edit import copied, replace_nodes
-from memplan.proto.nodes import is_standard
-from memplan.shapes.infer import declared_values, run_inference, stated_types, without_weights
+from memplan.proto.nodes import is_standard, reads_of
+from memplan.shapes.infer import numeric_type
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types
+from memplan.shapes.walk import TypeWalk, agreed
 
 _WINDOWED = frozenset(
     {"Conv", "ConvInteger", "ConvTranspose", "QLinearConv", "DeformConv", "Pad"}
     | {"MaxPool", "AveragePool", "LpPool", "MaxUnpool"}
 )
-# A Constant of a function's own definition (onnx 1.23, MeanVarianceNormalization of opset 9 to 12):
-# inference is at fault there, not the model. Constants of models are checked before.
-_IN_A_FUNCTION = "(op_type:Constant)"
-# Behind an operator whose results inference does not know (onnx 1.23, GroupNormalization).
-_UNTYPED = "expected to have type but instead is null"
 _MOST_ELEMENTS = 2**56
 _MOST_INSIDE = 2**52  # per control-flow node; bodies nest
 
 
-def check_stated(bound: onnx.ModelProto, stated: Types) -> None:
-    """Check that shapes fit the operators, and that the file states no others.
+class StrictWalk(TypeWalk):
+    """What follows from the inputs of the graph alone is held against what the file states.
 
     An edited batch size leaves old shapes behind. The runtime warns and goes on with its own; a
-    prediction from the old ones would be wrong without a word.
+    prediction from the old ones would be wrong without a word. ``certain`` are the tensors whose
+    types follow so: behind an operator that ONNX does not know, what the file states is believed.
 
     Raises:
-        ModelError: names the first tensor with two types or shapes, or the operator.
+        ModelError: names the first tensor with two types or shapes, or the operator that refuses
+            its inputs.
     """
-    inputs = {value.name for value in bound.graph.input}
-    inferred = stated_types(_strictly_inferred(bound).graph)
-    for node in bound.graph.node:
-        for name in node.output:
-            told, found = stated.get(name), inferred.get(name)
-            if told is found or told is None or found is None or not name or name in inputs:
-                continue
-            shapes = None not in (told.shape, found.shape) and told.shape != found.shape
-            types = told.dtype and found.dtype and told.dtype != found.dtype
-            if shapes or types:
-                raise ModelError(
-                    f"the file states {_type_text(told)} for tensor '{name}' (output of "
-                    f"{node.op_type}), but its inputs make it {_type_text(found)}",
-                    "the stated shapes are left over from an edit: delete the value_info and "
-                    "output shapes, or export the model again",
-                )
 
+    def __init__(self, model: onnx.ModelProto) -> None:
+        super().__init__(model)
+        self.certain = set(self.types)
 
-def _strictly_inferred(bound: onnx.ModelProto) -> onnx.ModelProto:
-    model = without_weights(bound, statements=False)
-    _check_windows(model, bound.graph)
-    try:
-        return native.infer_shapes(model, strict=True)
-    except onnx.shape_inference.InferenceError as error:
-        if _IN_A_FUNCTION in str(error) or _UNTYPED in str(error).splitlines()[0]:
-            return model
-        reason = str(error).splitlines()[0].removeprefix("[ShapeInferenceError] ")
-        raise ModelError(
-            f"the shapes do not fit: {reason.removeprefix('Inference error(s): ')}",
-            "ONNX Runtime would refuse the model too; check the sizes given with --dim",
-        ) from None
-    except (ValueError, RuntimeError, MemoryError):
-        return model
-
-
-def _check_windows(model: onnx.ModelProto, stated: onnx.GraphProto) -> None:
-    """Check that no convolution or pooling window is larger than its image.
-
-    Inference makes the output's size negative then, and a Slice of it ends the whole process
-    (onnx 1.23, an assertion in C++). So Slices are cut out for this look.
-
-    Raises:
-        ModelError: names the operator.
-    """
-    slices = [node.output[0] for node in model.graph.node if _is_slice(node)]
-    if not slices or not any(node.op_type in _WINDOWED for node in model.graph.node):
-        return
-    cut = copied(model)
-    replace_nodes(cut.graph, (node for node in model.graph.node if not _is_slice(node)))
-    known = {value.name: value for value in declared_values(stated)}
-    cut.graph.input.extend(known[name] for name in slices if name in known)
-    for value in declared_values(run_inference(cut).graph):
-        sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-        if any(size < 0 for size in sizes):
+    def visit(self, node: onnx.NodeProto) -> None:
+        """Find the types of a node's outputs."""
+        certain, found = self.is_certain(node), self.infer(node)
+        if certain and found.refusal:
             raise ModelError(
-                f"tensor '{value.name}' would have shape {sizes}: a window is larger than its "
-                "image",
-                "check the sizes given with --dim",
+                f"the shapes do not fit {node.op_type} '{node.name}': {found.refusal}",
+                "ONNX Runtime would refuse the model too; check the sizes given with --dim",
             )
+        for name, mine in zip(node.output, found.types, strict=True):
+            if not name:
+                continue
+            if node.op_type in _WINDOWED:
+                _require_windows_inside(name, mine)
+            told, whole = self.stated.get(name, b""), numeric_type(mine)
+            if certain:
+                _require_true(node, name, numeric_type(told), whole)
+            best = mine if certain and whole.shape is not None else agreed(mine, told)
+            self.note(name, best)
+            if certain and mine and best == mine:
+                self.certain.add(name)
+
+    def is_certain(self, node: onnx.NodeProto) -> bool:
+        """Whether the types of all that a node reads follow from the inputs of the graph."""
+        return self.certain.issuperset(reads_of(node))
 
 
-def _is_slice(node: onnx.NodeProto) -> bool:
-    return node.op_type == "Slice" and is_standard(node.domain)
+def check_stated(model: onnx.ModelProto) -> None:
+    """Check that shapes fit the operators, and that the file states no others.
+
+    Raises:
+        ModelError: see :class:`StrictWalk`.
+    """
+    StrictWalk(model).run()
+
+
+def _require_true(node: onnx.NodeProto, name: str, told: TensorType, found: TensorType) -> None:
+    shapes = None not in (told.shape, found.shape) and told.shape != found.shape
+    if shapes or (told.dtype and found.dtype and told.dtype != found.dtype):
+        raise ModelError(
+            f"the file states {_type_text(told)} for tensor '{name}' (output of "
+            f"{node.op_type}), but its inputs make it {_type_text(found)}",
+            "the stated shapes are left over from an edit: delete the value_info and "
+            "output shapes, or export the model again",
+        )
+
+
+def _require_windows_inside(name: str, found: bytes) -> None:
+    """Check that no convolution or pooling window is larger than its image: inference makes the
+    output's size negative then, and a Slice of it ends the whole process (onnx 1.23)."""
+    shape = onnx.TypeProto.FromString(found).tensor_type.shape
+    sizes = [dim.dim_value for dim in shape.dim]
+    if any(size < 0 for size in sizes):
+        raise ModelError(
+            f"tensor '{name}' would have shape {sizes}: a window is larger than its image",
+            "check the sizes given with --dim",
+        )
 
 
 def _type_text(value: TensorType) -> str:

@@ -87,6 +87,8 @@ def _read(data: bytes) -> TensorType:
 def write_type(value: TensorType, *, final: bool = False) -> onnx.TypeProto:
     """``value`` as ONNX writes it; ``final``: without the names that memplan gave."""
     shape: tuple[Dim | None, ...] | None = value.shape
+    if shape is not None:
+        shape = tuple(None if dim == "" else dim for dim in shape)
     if final and shape is not None:
         shape = tuple(None if str(dim).startswith(UNNAMED) else dim for dim in shape)
     return onnx.helper.make_tensor_type_proto(value.dtype, shape)

@@ -9,26 +9,17 @@ propagated through ``Shape`` and a ``Cast`` behind it, and no further (measured 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import onnx
 from onnx import helper
 
-from memplan.proto.edit import replace_nodes
 from memplan.proto.nodes import is_standard
-from memplan.shapes.infer import (
-    ROUNDS,
-    Array,
-    declared_values,
-    is_complete,
-    replace_by_constants,
-    run_inference,
-    stated_types,
-    without_weights,
-)
-from memplan.shapes.tensor_type import Shape, TensorType, Types, write_type
+from memplan.shapes.infer import declared_values, is_complete, stated_types
+from memplan.shapes.tensor_type import UNKNOWN, Shape, TensorType, Types, read_type
+from memplan.shapes.walk import TypeWalk
 
 # Fused operators whose outputs have the shape of the standard operator's.
 _STANDARD = {"FusedConv": "Conv", "FusedGemm": "Gemm", "BiasGelu": "Add", "BiasAdd": "Add"}
@@ -80,50 +71,76 @@ def visible_shapes(model: onnx.ModelProto, types: Types) -> Mapping[str, Shape]:
         model: as for :func:`with_visibility`.
         types: element type and shape of every tensor, as memplan found them.
     """
-    working = without_weights(model, statements=True)
-    _translate(working.graph, types)
-    _state_element_types(working.graph, types)
-    symbols = _symbols(model.graph)
-    known: dict[str, Shape] = {}
-    for _ in range(ROUNDS):
-        known = {**known, **_inferred(working, symbols)}
-        foreign = _foreign_outputs(working, known, types)
-        values = _shape_values(working, known)
-        if not foreign and not values:
-            break
-        known.update(foreign)
-        for value in working.graph.value_info:
-            if value.name in foreign:
-                found = TensorType(types[value.name].dtype, foreign[value.name])
-                value.type.CopyFrom(write_type(found))
-        replace_by_constants(working.graph, values)
-    return known
+    walk = _RuntimeWalk(model, types)
+    walk.run()
+    shapes = ((name, walk.shape(name)) for name in walk.types)
+    return {name: shape for name, shape in shapes if shape is not None}
 
 
-def _symbols(graph: onnx.GraphProto) -> set[str]:
-    """Names of dimensions that the file itself uses; inference makes up further ones."""
-    return {
-        dim.dim_param
-        for value in declared_values(graph)
-        for dim in value.type.tensor_type.shape.dim
-        if dim.dim_param
-    }
+class _RuntimeWalk(TypeWalk):
+    """What the runtime knows before it runs; ``found`` are the types as memplan found them."""
 
+    def __init__(self, model: onnx.ModelProto, found: Types) -> None:
+        super().__init__(model)
+        self.found = found
+        self._shapes: set[str] = set()
+        self._symbols = {  # inference makes up further ones
+            dim.dim_param
+            for value in declared_values(model.graph)
+            for dim in value.type.tensor_type.shape.dim
+            if dim.dim_param
+        }
 
-def _translate(graph: onnx.GraphProto, types: Types) -> None:
-    """Replace fused operators by standard ones whose outputs have the same shapes."""
-    nodes: list[onnx.NodeProto] = []
-    for node in graph.node:
-        if node.domain == "com.microsoft":
-            nodes.extend(_standard(node, types))
-        elif node.op_type in _COPIES and is_standard(node.domain):
-            nodes.append(helper.make_node("Identity", node.input[:1], node.output[:1]))
-        else:
-            nodes.append(node)
-    replace_nodes(graph, nodes)
+    def shape(self, name: str) -> Shape | None:
+        """A shape, if all its dimensions are numbers or symbols of the file."""
+        found = read_type(onnx.TypeProto.FromString(self.types.get(name, b"")))
+        if not found.dtype or found.shape is None:
+            return None
+        known = all(isinstance(dim, int) or dim in self._symbols for dim in found.shape)
+        return found.shape if known else None
+
+    def visit(self, node: onnx.NodeProto) -> None:
+        """Find the types of a node's outputs, and the values of shapes."""
+        for part in _standard(node, self.found):
+            super().visit(part)
+            if not is_standard(part.domain):
+                self._show(part)
+        if is_standard(node.domain) and node.output:
+            self._follow(node)
+
+    def _show(self, node: onnx.NodeProto) -> None:
+        """Of an operator that ONNX does not know, the types of its outputs are known, and their
+        shapes once those of all inputs are."""
+        visible = all(self.shape(name) is not None for name in node.input if name)
+        for name in node.output:
+            mine = self.found.get(name, UNKNOWN)
+            if not name or not mine.dtype:
+                continue
+            if visible and mine.sizes is not None and self.shape(name) is None:
+                self.learn(name, TensorType(mine.dtype, mine.sizes))
+            elif not self.types[name]:
+                self.learn(name, TensorType(mine.dtype, None))
+
+    def _follow(self, node: onnx.NodeProto) -> None:
+        """Values of a ``Shape`` of which all sizes are known, and of a ``Cast`` of one."""
+        if node.op_type == "Shape":
+            bounds = {item.name: item.i for item in node.attribute}
+            whole = self.shape(node.input[0])
+            part = () if whole is None else whole[bounds.get("start", 0) : bounds.get("end")]
+            if whole is not None and all(isinstance(dim, int) for dim in part):
+                self._shapes.add(node.output[0])
+                self.hold(node.output[0], np.asarray(part, np.int64))
+        elif node.op_type == "Cast" and node.input[0] in self._shapes and _to_int64(node):
+            self._shapes.add(node.output[0])
+            self.hold(node.output[0], self.values[node.input[0]])
 
 
 def _standard(node: onnx.NodeProto, types: Types) -> list[onnx.NodeProto]:
+    """For a fused operator, standard ones whose outputs have the same shapes; else the node."""
+    if node.op_type in _COPIES and is_standard(node.domain):
+        return [helper.make_node("Identity", node.input[:1], node.output[:1])]
+    if node.domain != "com.microsoft":
+        return [node]
     attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
     outputs = list(node.output[:1])
     if node.op_type in _ELEMENTWISE and len(node.output) == 1:
@@ -148,84 +165,5 @@ def _standard(node: onnx.NodeProto, types: Types) -> list[onnx.NodeProto]:
     return [*result, helper.make_node("MatMul", sides, outputs)]
 
 
-def _state_element_types(graph: onnx.GraphProto, types: Types) -> None:
-    """Inference gives up behind operators that it does not know, unless it is told their types."""
-    stated = {value.name for value in graph.value_info} | {value.name for value in graph.output}
-    for node in _foreign(graph):
-        for name in node.output:
-            if name and name not in stated and name in types and types[name].dtype:
-                graph.value_info.append(
-                    helper.make_tensor_value_info(name, types[name].dtype, None)
-                )
-
-
-def _foreign(graph: onnx.GraphProto) -> Iterable[onnx.NodeProto]:
-    return (node for node in graph.node if not is_standard(node.domain))
-
-
-def _foreign_outputs(
-    model: onnx.ModelProto, known: Mapping[str, Shape], types: Types
-) -> dict[str, tuple[int, ...]]:
-    """Outputs of operators that ONNX does not know, all of whose inputs are visible."""
-    return {
-        name: shape
-        for node in _foreign(model.graph)
-        if all(i in known for i in node.input if i)
-        for name in node.output
-        if name
-        and name not in known
-        and name in types
-        and types[name].dtype
-        and (shape := types[name].sizes) is not None
-    }
-
-
-def _shape_values(model: onnx.ModelProto, known: Mapping[str, Shape]) -> dict[str, Array]:
-    """Values of ``Shape`` nodes of tensors with known numbers, and of Casts of them."""
-    values: dict[str, Array] = {}
-    for node in model.graph.node:
-        if not is_standard(node.domain):
-            continue
-        if node.op_type == "Shape" and node.input[0] in known:
-            shape = known[node.input[0]]
-            bounds = {item.name: item.i for item in node.attribute}
-            part = shape[bounds.get("start", 0) : bounds.get("end", len(shape))]
-            numbers = tuple(dim for dim in part if isinstance(dim, int))
-            if len(numbers) == len(part):
-                values[node.output[0]] = np.asarray(numbers, np.int64)
-        elif node.op_type == "Cast" and node.input[0] in values and _to_int64(node):
-            values[node.output[0]] = values[node.input[0]]
-    return values
-
-
 def _to_int64(node: onnx.NodeProto) -> bool:
     return any(item.name == "to" and item.i == onnx.TensorProto.INT64 for item in node.attribute)
-
-
-def _inferred(model: onnx.ModelProto, symbols: set[str]) -> dict[str, Shape]:
-    """Shapes of the tensors whose dimensions are all known after inference."""
-    graph = run_inference(model).graph
-    found: dict[str, Shape] = {
-        name: value.shape
-        for name, value in stated_types(graph).items()
-        if value.shape is not None and value.dtype
-    }
-    for value in declared_values(graph):
-        dims = _dims(value.type.tensor_type, symbols)
-        if dims is not None:
-            found[value.name] = dims
-    return found
-
-
-def _dims(tensor: onnx.TypeProto.Tensor, symbols: set[str]) -> Shape | None:
-    if not tensor.elem_type or not tensor.HasField("shape"):
-        return None
-    dims: list[int | str] = []
-    for dim in tensor.shape.dim:
-        if dim.HasField("dim_value"):
-            dims.append(dim.dim_value)
-        elif dim.dim_param in symbols:
-            dims.append(dim.dim_param)
-        else:
-            return None
-    return tuple(dims)

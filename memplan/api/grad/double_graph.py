@@ -21,9 +21,10 @@ from onnx import helper, numpy_helper
 
 from memplan.ops.float_types import unsupported_kernels
 from memplan.proto import native
+from memplan.proto.bare import without_weights
 from memplan.proto.edit import copied, replace_nodes
 from memplan.proto.nodes import all_graphs, is_standard
-from memplan.shapes.infer import run_inference, stated_types, without_weights
+from memplan.shapes.infer import run_inference, stated_types
 from memplan.shapes.tensor_type import FLOATS, UNKNOWN, TensorType
 
 Sizes = Sequence[tuple[int, ...] | None]

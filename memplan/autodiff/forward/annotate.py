@@ -21,7 +21,7 @@ from memplan.proto.opset import allow_initializers, default_opset
 from memplan.proto.read import check_structure
 from memplan.proto.surrogates import is_surrogate
 from memplan.shapes.fold import evaluate, small_constants
-from memplan.shapes.infer import constant_type, infer, stated_types
+from memplan.shapes.infer import constant_type, infer
 from memplan.shapes.one_node import infer_types
 from memplan.shapes.prepare import inline_functions, name_nodes
 from memplan.shapes.shape_checks import check_stated, require_possible
@@ -67,9 +67,9 @@ def flat_checked(model: onnx.ModelProto) -> onnx.ModelProto:
             what the ONNX checker refuses.
     """
     require_valid(model)
-    check_stated(model, stated_types(model.graph))
+    check_stated(model)
     flat = flat_copy(model)
-    check_stated(flat, stated_types(flat.graph))
+    check_stated(flat)
     return flat
 
 
@@ -163,31 +163,22 @@ class Annotator:
             self.note(node.output[0], self.types.get(node.input[0], UNKNOWN))
             return
         try:
-            found = infer_types(
-                node, self.types, self.constants, default_opset(self.model), apart=True
-            )
+            found = infer_types(node, self.types, self.constants, default_opset(self.model))
         except onnx.shape_inference.InferenceError as error:
             if subgraphs(node):  # a body's shapes may change from step to step
                 self._note_all(node, (UNKNOWN,) * len(node.output))
                 return
-            reason = " ".join(str(error).split()).removeprefix("[ShapeInferenceError] ")
             raise ModelError(
-                f"the shapes do not fit {node.op_type} '{node.name}': {reason}",
+                f"the shapes do not fit {node.op_type} '{node.name}': {error}",
                 "ONNX Runtime would refuse the model too",
             ) from None
         except onnx.checker.ValidationError as error:
-            if "deprecated" not in str(error):
-                reason = " ".join(str(error).split())
-                typed = "unsupported type" in reason
-                refused = InvalidNodeError(
-                    f"{node.op_type} '{node.name}' is not valid: {reason}",
-                    "use float16 or float32" if typed else "",
-                )
-                refused.node = node.name
-                raise refused from None
-            found = (UNKNOWN,) * len(node.output)
-        except (RuntimeError, ValueError):
-            found = (UNKNOWN,) * len(node.output)
+            refused = InvalidNodeError(
+                f"{node.op_type} '{node.name}' is not valid: {error}",
+                "use float16 or float32" if "unsupported type" in str(error) else "",
+            )
+            refused.node = node.name
+            raise refused from None
         self._note_all(node, found)
         self._fold(node)
 

@@ -13,10 +13,10 @@ import onnx
 
 from memplan.errors import ModelError
 from memplan.proto import native
+from memplan.proto.bare import without_weights
 from memplan.proto.edit import copied, replace_nodes
 from memplan.proto.nodes import domain_of
 from memplan.proto.opset import allow_initializers, default_opset
-from memplan.shapes.infer import without_weights
 from memplan.shapes.one_node import schema_of
 
 MICROSOFT, ATEN = "com.microsoft", "org.pytorch.aten"

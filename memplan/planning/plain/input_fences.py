@@ -17,8 +17,8 @@ from onnx import numpy_helper
 
 from memplan.deadline import Deadline
 from memplan.planning.plain.fences import DIMENSION_READERS, INPUT_FENCE, FenceMaker, data_inputs
+from memplan.proto.bare import has_small_content, without_weights
 from memplan.proto.edit import copied
-from memplan.shapes.infer import has_small_content, without_weights
 from memplan.shapes.tensor_type import TensorType
 from memplan.shapes.visible import visible_names
 

@@ -101,7 +101,7 @@ def no_version(model: onnx.ModelProto) -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (twice, "has an attribute twice"),
+        (twice, "Attribute .keepdims. appeared multiple times"),
         (referring, "refers to an attribute of a function"),
         (no_flag, "attribute 'keepdims' is neither 0 nor 1"),
         (unknown_operator, "checker refuses the model: No Op registered for Nonsense"),

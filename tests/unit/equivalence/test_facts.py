@@ -8,10 +8,11 @@ import onnx
 import pytest
 from onnx import helper
 
-from memplan.equivalence import facts
 from memplan.equivalence.facts import inferred
 from memplan.equivalence.normal_forms import Input
 from memplan.equivalence.terms import UNKNOWN, Fact, Terms
+from memplan.proto import native
+from memplan.shapes import one_node
 
 FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
 
@@ -26,14 +27,14 @@ def terms_of(**known: Fact | np.ndarray) -> tuple[Terms, dict[str, int]]:
 
 def test_nodes_of_one_kind_are_inferred_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    infer = facts.infer_types
+    infer = native.infer_shapes
 
-    def counted(node: onnx.NodeProto, *given: object, **more: object) -> object:
-        calls.append(node)
-        return infer(node, *given, **more)  # type: ignore[arg-type]
+    def counted(model: onnx.ModelProto, **more: bool) -> onnx.ModelProto:
+        calls.append(model)
+        return infer(model, **more)
 
-    monkeypatch.setattr(facts, "infer_types", counted)
-    facts._inferred.cache_clear()
+    monkeypatch.setattr(native, "infer_shapes", counted)
+    one_node._infer_node.cache_clear()
     terms, names = terms_of(a=Fact(FLOAT, (3, 5)), b=Fact(FLOAT, (3, 5)), c=Fact(FLOAT, (5, 3)))
     for first, second in (("a", "b"), ("b", "a")):
         node = helper.make_node("Gemm", [first, second], [f"{first}y"], name=first, transA=1)

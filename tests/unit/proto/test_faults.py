@@ -27,26 +27,23 @@ def test_a_graph_without_outputs(tmp_path: Path) -> None:
     assert "no outputs" in refused(model, tmp_path)
 
 
-def test_a_cycle_is_told_from_a_wrong_order(tmp_path: Path) -> None:
+def test_a_cycle_and_a_wrong_order(tmp_path: Path) -> None:
     cyclic = odd.training()
     cyclic.graph.node[0].input[0] = "h_grad"
     message = refused(cyclic, tmp_path)
-    assert "has a cycle" in message
-    assert "fc1" in message
+    assert "must be topologically sorted, however input 'h_grad' of node: name: fc1" in message
 
     unsorted = odd.training()
     nodes = list(unsorted.graph.node)
     del unsorted.graph.node[:]
     unsorted.graph.node.extend(reversed(nodes))
-    message = refused(unsorted, tmp_path)
-    assert "not sorted" in message
-    assert "has a cycle" not in message
+    assert "must be topologically sorted" in refused(unsorted, tmp_path)
 
 
 def test_a_node_that_reads_its_own_output(tmp_path: Path) -> None:
     model = odd.training()
     model.graph.node[1].input[0] = "a"
-    assert "cycle" in refused(model, tmp_path)
+    assert "must be topologically sorted, however input 'a'" in refused(model, tmp_path)
 
 
 def _twice_by_nodes(model: onnx.ModelProto) -> None:
@@ -76,13 +73,14 @@ def _two_initializers(model: onnx.ModelProto) -> None:
 def test_a_tensor_with_two_definitions(tmp_path: Path, edit: Edit) -> None:
     model = odd.training()
     edit(model)
-    assert "defined twice" in refused(model, tmp_path)
+    message = refused(model, tmp_path)
+    assert "single static assignment" in message or "name is not unique" in message
 
 
 def test_a_body_that_hides_an_outer_tensor(tmp_path: Path) -> None:
     model = odd.conditional()
     model.graph.node[2].attribute[0].g.node[0].output[0] = "h"
-    assert "'h' is defined twice" in refused(model, tmp_path)
+    assert "however 'h' has been used as output names multiple times" in refused(model, tmp_path)
 
 
 def test_an_undefined_tensor_in_the_graph_and_in_a_body(tmp_path: Path) -> None:
@@ -100,13 +98,13 @@ def test_an_undefined_tensor_in_the_graph_and_in_a_body(tmp_path: Path) -> None:
 def test_an_output_that_nothing_computes(tmp_path: Path) -> None:
     model = odd.training()
     model.graph.output[0].name = "lost"
-    assert "'lost' is not computed by any node" in refused(model, tmp_path)
+    assert "Graph output 'lost' is not an output of any node" in refused(model, tmp_path)
 
 
 def test_things_without_a_name(tmp_path: Path) -> None:
     model = odd.training()
     model.graph.input.append(info("", [3]))
-    assert "no name" in refused(model, tmp_path)
+    assert "'name' of 'value_info' is required" in refused(model, tmp_path)
 
 
 def test_a_name_that_is_no_text(tmp_path: Path) -> None:

@@ -97,3 +97,8 @@ def test_an_output_without_a_type_gets_that_of_its_node() -> None:
     proto.graph.output[0].ClearField("type")
     made = tensor(open_text(proto).graph, "y")
     assert (made.dtype, made.shape, made.nbytes) == (FLOAT, (8, 5), 160)
+
+
+def test_a_stated_dimension_of_no_elements_is_believed() -> None:
+    proto = parse("g (int64[1] s) => (float[0] y) { y = ConstantOfShape(s) }")
+    assert tensor(open_text(proto).graph, "y").shape == (0,)

@@ -27,7 +27,7 @@ from memplan_cli.shared_options import (
 )
 
 if TYPE_CHECKING:
-    from memplan.api.check.checking import CheckResult, UpdateResult
+    from memplan.api.check.checking import CheckResult
 
 FORMATS = ("text", "json", "markdown", "github", "gitlab", "junit", "benchmark")
 # The first word of a line decides its colour.
@@ -114,7 +114,7 @@ def command(
     is run, and the lock is written only with --update. --base needs no lock: models without an
     entry are compared with their peaks at the merge-base.
     """
-    from memplan.api.check.checking import files_read, run_check, run_update
+    from memplan.api.check.checking import run_check, run_update
     from memplan.api.check.targets import CheckRequest
     from memplan.proto.write import check_output
 
@@ -129,25 +129,26 @@ def command(
         session=_named(ctx, "session"),
         provider=_named(ctx, "provider"),
         state=None if state is None else state.replace("in-place", ""),
-        new_session=session,
-        new_provider=provider,
         max_peak_bytes=cap,
         base=base,
         strict=strict,
     )
     files = [file for _, file in also]
-    if files or not report.to_stdout:
-        read, written = ((), (lock,)) if update else ((lock,), ())
-        report.guard(*read, *files_read(request), others=(*written, *files))
-    for file in files:
-        check_output(file, report.force)
-    result: CheckResult | UpdateResult
+
+    def guard(models: Iterable[Path]) -> None:
+        if files or not report.to_stdout:
+            read, written = ((), (lock,)) if update else ((lock,), ())
+            report.guard(*read, *models, others=(*written, *files))
+        for file in files:
+            check_output(file, report.force)
+
     with waiting(report, "reading the lock") as show:
 
         def analyzing(index: int, total: int, path: str) -> None:
             show(f"analyzing {index + 1}/{total}: {path}")
 
-        result = run_update(request, analyzing) if update else run_check(request, analyzing)
+        run = run_update if update else run_check
+        result = run(request, analyzing, guard)
     for form, file in also:
         emit(_rendered(result, form), file, report.force)
     if report.form != "text":
@@ -162,10 +163,7 @@ def command(
 
 
 def _named(ctx: click.Context, option: str) -> str | None:
-    """The option's value if it stands on the command line.
-
-    A default from pyproject.toml is for models that are added: it must not contradict a lock.
-    """
+    """The option's value if it was given: a default must not contradict a lock."""
     if ctx.get_parameter_source(option) is not ParameterSource.COMMANDLINE:
         return None
     return str(ctx.params[option])
@@ -214,36 +212,29 @@ def _refuse_with_update(form: str, base: str | None, strict: bool, also: Sequenc
         raise UsageError(f"--update has no format '{form}'", "--format text or json")
 
 
-def _rendered(result: CheckResult | UpdateResult, form: str) -> str:
-    from memplan.api.check.checking import CheckResult
-    from memplan.api.check.json_report import update_json
-
-    if not isinstance(result, CheckResult):
-        return update_json(result)
-    if form == "text":
-        return "\n".join(_lines(result, brief=False, details=False)) + "\n"
+def _rendered(result: CheckResult, form: str) -> str:
     from memplan.report.check.formats import FORMATS as RENDERERS
 
+    if form == "text":
+        return "\n".join(_lines(result, brief=False, details=False)) + "\n"
     return RENDERERS[form](result)
 
 
-def _lines(result: CheckResult | UpdateResult, *, brief: bool, details: bool) -> list[str]:
-    from memplan.api.check.checking import CheckResult
-    from memplan.api.check.text import check_lines
-    from memplan.api.check.update_text import update_lines
+def _lines(result: CheckResult, *, brief: bool, details: bool) -> list[str]:
+    from memplan.api.check.text import check_lines, update_lines
 
-    if isinstance(result, CheckResult):
+    if result.updated is None:
         return check_lines(result, brief=brief, details=details)
     return update_lines(result, brief=brief)
 
 
-def _raise_failures(result: CheckResult | UpdateResult) -> None:
+def _raise_failures(result: CheckResult) -> None:
     """Say what could not be read, after all else was reported; the worst one ends the command.
 
     Raises:
         MemplanError: a model could not be read.
     """
-    errors = sorted((failure.error for failure in result.failures), key=lambda e: e.exit_code)
+    errors = sorted(result.errors.values(), key=lambda e: e.exit_code)
     for error in errors[:-1]:
         tell(error.message, error.hint)
     if errors:

@@ -1,13 +1,14 @@
 """The only door of git: which commit two branches have in common, and the files in it.
 
 Nothing is checked out and nothing in the repository changes, so nothing is left in it either when
-memplan is killed, and several may look at once. No hook and no filter of the repository is run.
+memplan is killed, and several may look at once. No hook is run; files come through the filters that
+the user set up for the repository (Git LFS, most of all), as in a checkout.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
+import re
 import subprocess
 from collections import deque
 from collections.abc import Iterable
@@ -16,10 +17,8 @@ from pathlib import Path
 
 from memplan.errors import RuntimeUnavailableError, UsageError
 
-_LINK, _SUBMODULE = "120000", "160000"
-_AT_ONCE = 400  # paths in one command line
 _QUIET = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
-_QUIET |= {"GIT_LITERAL_PATHSPECS": "1"}  # a name may begin with a colon
+_ASTRAY = re.compile(rb"(?:symlink|dangling|loop|notdir) ([0-9]+)\n")
 _SHALLOW_HINT = (
     "fetch the history: git fetch --unshallow (actions/checkout: fetch-depth: 0; GitLab: "
     'GIT_DEPTH: "0")'
@@ -28,21 +27,11 @@ _SHALLOW_HINT = (
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """What a commit has at a path: ``oid`` and ``nbytes`` of the content."""
+    """What a commit has at a path, behind all links: ``oid`` and ``nbytes`` of the content. No
+    ``oid``: a link leads out of what is committed, to nothing or in a circle."""
 
-    mode: str
     oid: str
     nbytes: int
-
-    @property
-    def is_link(self) -> bool:
-        """Whether the content is where a symbolic link leads."""
-        return self.mode == _LINK
-
-    @property
-    def is_submodule(self) -> bool:
-        """Whether another repository stands there, whose files are not in this one."""
-        return self.mode == _SUBMODULE
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,55 +96,40 @@ class Repository:
             place = os.path.realpath(os.path.join(place, left.popleft()))
         return "/".join((*Path(place).relative_to(self.root).parts, *left))
 
-    def blobs(self, commit: str, paths: Iterable[str]) -> dict[str, Blob]:
-        """What ``commit`` has at these paths, folders and what does not exist left out."""
-        wanted, found = sorted(set(paths)), dict[str, Blob]()
-        for start in range(0, len(wanted), _AT_ONCE):
-            part = wanted[start : start + _AT_ONCE]
-            listed = self._run("ls-tree", "-z", "-l", "--full-tree", commit, "--", *part).stdout
-            for line in filter(None, os.fsdecode(listed).split("\0")):
-                facts, _, path = line.partition("\t")
-                mode, kind, oid, nbytes = facts.split()
-                if kind != "tree":
-                    found[path] = Blob(mode, oid, int(nbytes) if nbytes.isdecimal() else 0)
+    def blobs(self, commit: str, paths: Iterable[str]) -> dict[str, Blob | None]:
+        """What ``commit`` has at these paths, links followed as it has them; None for folders and
+        for what does not exist (which a file of a submodule does not)."""
+        names = {path: os.fsencode(f"{commit}:{path}") for path in paths}
+        # Names end at NUL only where one of them holds a line end: git before 2.38 has no -z.
+        end = b"\0" if any(b"\n" in name for name in names.values()) else b"\n"
+        options = ("--batch-check", "--follow-symlinks", *(["-z"] if end == b"\0" else []))
+        done = self._run("cat-file", *options, given=b"".join(n + end for n in names.values()))
+        if done.returncode:
+            raise _failed(done)
+        found, left = dict[str, Blob | None](), done.stdout
+        for path, name in names.items():
+            if (astray := _ASTRAY.match(left)) is not None:
+                found[path], left = Blob("", 0), left[astray.end() + int(astray[1]) + 1 :]
+            elif left.startswith(name):
+                found[path], left = None, left[len(name) + len(b" missing\n") :]
+            else:
+                line, _, left = left.partition(b"\n")
+                oid, kind, nbytes = line.decode().split()
+                found[path] = Blob(oid, int(nbytes)) if kind == "blob" else None
         return found
 
-    def content(self, blob: Blob) -> bytes:
-        """The bytes of a blob.
+    def extract(self, path: str, blob: Blob, file: Path) -> None:
+        """Write a blob to ``file`` as a checkout would at ``path``.
 
         Raises:
-            RuntimeUnavailableError: it is not here and cannot be fetched.
-        """
-        done = self._run("cat-file", "blob", blob.oid)
-        if done.returncode:
-            raise _failed(done)
-        return done.stdout
-
-    def extract(self, blob: Blob, file: Path) -> None:
-        """Write a blob to ``file``, without holding it in memory.
-
-        Raises:
-            RuntimeUnavailableError: it is not here and cannot be fetched.
+            RuntimeUnavailableError: it is not here and cannot be fetched, or a filter failed.
         """
         with file.open("wb") as stream:
-            done = self._run("cat-file", "blob", blob.oid, output=stream.fileno())
+            done = self._run(
+                "cat-file", "--filters", f"--path={path}", blob.oid, output=stream.fileno()
+            )
         if done.returncode:
             raise _failed(done)
-
-    def smudge_large(self, pointer: bytes, oid: str, file: Path) -> bool:
-        """Write what a Git LFS pointer stands for to ``file``: from what was fetched already, else
-        through ``git lfs``; False where neither has it."""
-        folder = self._line("rev-parse", "--path-format=absolute", "--git-common-dir")
-        stored = Path(folder or "", "lfs", "objects", oid[:2], oid[2:4], oid)
-        if folder and stored.is_file():
-            shutil.copyfile(stored, file)  # no link: what is written beside it must not follow one
-            return True
-        with file.open("wb") as stream:
-            done = self._run("lfs", "smudge", output=stream.fileno(), given=pointer)
-        if done.returncode == 0 and file.stat().st_size != len(pointer):
-            return True
-        file.unlink()
-        return False
 
     def _line(self, *arguments: str) -> str | None:
         """The one line that git answers; None where it fails."""
@@ -214,5 +188,6 @@ def _said(done: subprocess.CompletedProcess[bytes]) -> str:
 
 def _failed(done: subprocess.CompletedProcess[bytes]) -> RuntimeUnavailableError:
     return RuntimeUnavailableError(
-        f"git cannot read a file of the base: {_said(done)}", "git fsck tells what is missing"
+        f"git cannot read a file of the base: {_said(done)}",
+        "git fsck tells what is missing; git lfs fetch gets what is kept in Git LFS",
     )

@@ -89,9 +89,24 @@ def external_entry(tensor: onnx.TensorProto, key: str) -> str | None:
     return next((item.value for item in tensor.external_data if item.key == key), None)
 
 
-def _location(tensor: onnx.TensorProto, path: Path) -> str:
+def external_end(tensor: onnx.TensorProto) -> int:
+    """Bytes that the file of an external tensor must have; 0 for what its reader will refuse."""
+    try:
+        return int(external_entry(tensor, "offset") or 0) + tensor_bytes(
+            tensor.data_type, tensor.dims
+        )
+    except ValueError:
+        return 0
+
+
+def external_location(tensor: onnx.TensorProto, path: Path) -> str:
+    """The file of an external tensor of the model at ``path``, relative to the folder of that.
+
+    Raises:
+        ModelError: it names none, or one that does not lie in or below the folder.
+    """
     location = external_entry(tensor, "location")
-    if not location:
+    if not location or "\0" in str(location):
         raise ModelError(f"{path}: tensor '{tensor.name}' is external but names no file")
     if not isinstance(location, str):  # protobuf hands out bytes for what is not UTF-8
         raise ModelError(f"{path}: tensor '{tensor.name}' is in a file whose name is not UTF-8")
@@ -116,7 +131,7 @@ def check_external_data(model: onnx.ModelProto, path: Path) -> None:
     # links to its data, if all lead to one folder. ONNX Runtime has the same rule.
     allowed = (folder, path.resolve().parent)
     for tensor in external_tensors(model):
-        location = _location(tensor, path)
+        location = external_location(tensor, path)
         try:
             target = (folder / location).resolve()
             size = target.stat().st_size if target.is_file() else None
@@ -194,7 +209,7 @@ def settle_links(model: onnx.ModelProto, beside: Path) -> Path:
     """
     folder, real = beside.parent.resolve(), beside.resolve()
     tensors = list(external_tensors(model))
-    files = [(folder / _location(tensor, beside)).resolve() for tensor in tensors]
+    files = [(folder / external_location(tensor, beside)).resolve() for tensor in tensors]
     if all(file.is_relative_to(folder) for file in files):
         return beside
     if all(file.is_relative_to(real.parent) for file in files):
@@ -220,7 +235,7 @@ def set_external_entries(tensor: onnx.TensorProto, entries: Mapping[str, str]) -
 def _location_from(tensor: onnx.TensorProto, source: Path, target: Path) -> str:
     """Where the tensor of a model at ``source`` lies as seen from ``target``."""
     here, there = source.parent.resolve(), target.parent.resolve()
-    location = _location(tensor, source)
+    location = external_location(tensor, source)
     data = (here / location).resolve()
     if not data.is_relative_to(there):
         raise UsageError(

@@ -1,22 +1,21 @@
-"""Entries of a lock, and what they are compared with."""
+"""Entries of a lock, and what is found of models that are held against them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from memplan.api.analysis import ACCOUNTING_VERSION
-from memplan.api.check.current import Current, Family
-from memplan.api.check.lock import (
-    LockEntry,
-    TopTensors,
-)
+from memplan.api.check.finding import Finding, Target, hold
+from memplan.api.check.peak import Peak, TopTensors
 
 MIB = 1024**2
+LOCK = Path("memplan.lock")
 
 
-def an_entry(**changes: Any) -> LockEntry:
-    entry = LockEntry(
+def an_entry(**changes: Any) -> Peak:
+    entry = Peak(
         path="models/mlp.onnx",
         fingerprint="f" * 32,
         accounting=ACCOUNTING_VERSION,
@@ -32,9 +31,12 @@ def an_entry(**changes: Any) -> LockEntry:
     return replace(entry, **changes)
 
 
-def today(entry: LockEntry, families: tuple[Family, ...] | None = None, **changes: Any) -> Current:
+def today(entry: Peak, **changes: Any) -> Peak:
     """The model of ``entry`` as it is now, with ``changes`` to what the lock has."""
-    now = replace(entry, **changes)
-    if families is None:
-        families = tuple(Family(tensors, "MatMul mm (backward)") for tensors in now.top)
-    return Current(now, step=3, steps=9, phase="backward", floor_bytes=MIB, families=families)
+    now = replace(entry, step=3, steps=9, phase="backward", floor_bytes=MIB, **changes)
+    return replace(now, top=tuple(replace(t, held_by="MatMul mm (backward)") for t in now.top))
+
+
+def held(locked: Peak | None, now: Peak, line: int = 9, **more: Any) -> Finding:
+    """What is found of ``now``; ``more`` is of :func:`hold`."""
+    return hold(Target(now.path, Path(now.path), LOCK, locked, line, now.binding), now, **more)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
 from memplan.api.check.checking import run_check
-from memplan.api.check.compare_locks import CheckEntry, FamilyDelta, Status
-from memplan.api.check.current import Current, UnboundDimsError, measure
-from memplan.api.check.detail_lines import INDENT, family_rows, fit_line
+from memplan.api.check.finding import Finding, Kind
 from memplan.api.check.hints import seen_from_here
-from memplan.api.check.lock import Binding
+from memplan.api.check.measure import UnboundDimsError, measure
+from memplan.api.check.peak import Binding, Peak
 from memplan.api.check.targets import CheckRequest
-from memplan.api.check.text import check_lines
+from memplan.api.check.text import check_lines, finding_lines
 from memplan.errors import UsageError
 from memplan.proto.paths import as_path
-from memplan.units import format_bytes, listed, parse_size, printable
-
-_MOST_CLASSES = 4
+from memplan.units import parse_size, printable
 
 
 def assert_peak(
@@ -66,9 +63,10 @@ def assert_peak(
     if cap is None:
         raise UsageError(f"{file} has no limit", 'add max_peak="4GB" or lock="memplan.lock"')
     now = _measured(file, Binding(bound, session or "tuned", provider or "cpu"))
-    if now.entry.peak_bytes > cap:
-        raise AssertionError("\n".join(_report(file, now, cap)))
-    return now.entry.peak_bytes
+    if now.peak_bytes > cap:
+        found = Finding(str(file), file, Kind.OVER_CAP, now=now, cap_bytes=cap)
+        raise AssertionError(_words(finding_lines(found)))
+    return now.peak_bytes
 
 
 def _in_bytes(size: str | int) -> int:
@@ -86,21 +84,26 @@ def _in_bytes(size: str | int) -> int:
 def _held_to_lock(request: CheckRequest) -> int:
     __tracebackhide__ = True
     result = run_check(request)
-    for failure in result.failures:
-        raise failure.error
-    (entry,) = result.entries
-    told = result.failed or entry.status is Status.ACCOUNTING
-    lines = check_lines(result, brief=result.failed)[:-1] if told else []  # without the summary
-    text = "\n".join(line.replace("(--max-peak)", "(max_peak)") for line in lines)
+    for error in result.errors.values():
+        raise error
+    (finding,) = result.findings
+    told = result.failed or finding.kind is Kind.ACCOUNTING
+    # Without the summary.
+    text = _words(check_lines(result, brief=result.failed)[:-1]) if told else ""
     if result.failed:
         raise AssertionError(text)
     if text:
         warnings.warn(text, stacklevel=3)
-    # No peak is known of a model that is not in the lock and has an open dimension.
-    return entry.peak_bytes or 0
+    assert finding.now is not None  # only an orphan may have an open dimension, and that fails
+    return finding.now.peak_bytes
 
 
-def _measured(file: Path, binding: Binding) -> Current:
+def _words(lines: Sequence[str]) -> str:
+    """The report with the limit under the name that it has here."""
+    return "\n".join(line.replace("(--max-peak)", "(max_peak)") for line in lines)
+
+
+def _measured(file: Path, binding: Binding) -> Peak:
     try:
         now, symbolic = measure(file, str(file), binding)
     except UnboundDimsError as error:
@@ -114,23 +117,3 @@ def _measured(file: Path, binding: Binding) -> Current:
             f"its symbolic dimensions: {printable(known)}",
         )
     return now
-
-
-def _report(file: Path, now: Current, cap: int) -> list[str]:
-    """What is above the limit, by how much and where; of what it consists; what would fit."""
-    peak, at = now.entry.peak_bytes, f"step {now.step}/{now.steps}  {now.phase}"
-    limit = f"limit {format_bytes(cap)} (max_peak), exceeded by {format_bytes(peak - cap)}"
-    classes = sorted(now.entry.classes.items(), key=lambda item: -item[1])
-    shown = [f"{name} {format_bytes(nbytes)}" for name, nbytes in classes]
-    lines = [
-        f"FAIL  {printable(str(file))}  peak {format_bytes(peak)}   {limit}",
-        f"{INDENT}at {at}: {printable(now.entry.peak_node)}",
-        f"{INDENT}classes: {listed(shown, _MOST_CLASSES)}",
-    ]
-    # What is less than a hundredth of the peak explains nothing.
-    large = [f for f in now.families if f.tensors.total_bytes * 100 >= peak]
-    if large:
-        lines.append(f"{INDENT}why: the largest tensors at this step")
-        lines += family_rows([FamilyDelta(f, f.tensors.count, True, None) for f in large])
-    entry = CheckEntry(now.entry.path, file, Status.REGRESSED, now=now, max_peak_bytes=cap)
-    return [*lines, fit_line(entry, now)]

@@ -15,14 +15,17 @@ What an older lock does not tell (:mod:`memplan.api.check.traits`) is not guesse
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from memplan.api.check.compare_locks import CheckEntry, FamilyDelta, LockDiff, diff
-from memplan.api.check.current import Current
-from memplan.api.check.lock import LockEntry
-from memplan.api.check.traits import Traits
+from memplan.api.check.differences import (
+    NewTensors,
+    changed_fields,
+    class_changes,
+    new_tensors,
+)
+from memplan.api.check.peak import Peak
 from memplan.units import counted, format_bytes, listed, printable
 
 _MOST_NAMES = 3
@@ -52,7 +55,7 @@ _FUSED = {
 _VENDOR = "com.microsoft:"
 
 
-class Kind(StrEnum):
+class CauseKind(StrEnum):
     """What sort of change it is; the words are part of the JSON contract."""
 
     SIZES = "sizes"
@@ -69,7 +72,7 @@ class Cause:
     """A sort of change, and one line that says it with the names of the model; ``detail`` is the
     largest example, where there are several."""
 
-    kind: Kind
+    kind: CauseKind
     text: str
     detail: str = ""
 
@@ -79,48 +82,35 @@ class Cause:
         return f"{self.text}: {self.detail}" if self.detail else self.text
 
 
-def causes(before: LockEntry, now: Current) -> tuple[Cause, ...]:
+def causes(before: Peak, now: Peak) -> tuple[Cause, ...]:
     """Why ``now`` needs more than ``before``, the likeliest first; never empty."""
-    changes = diff(before, now)
-    old, new = before.traits, now.entry.traits
-    found = []
-    if old is not None and new is not None:
-        found = [*_sizes(old, new), *_types(old, new), *_fusions(old, new)]
-        if not found and old.structure == new.structure and _moved(changes):
-            text = "another order: the same nodes with the same sizes run in a different order"
-            found.append(Cause(Kind.ORDER, text))
+    fields, new = changed_fields(before, now), new_tensors(before, now)
+    found = [*_sizes(before, now), *_types(before, now), *_fusions(before, now)]
+    # Whether the file is another one, or what a session makes of it.
+    moved = "fingerprint" in fields or "runtime" in fields
+    if not found and before.structure and before.structure == now.structure and moved:
+        text = "another order: the same nodes with the same sizes run in a different order"
+        found.append(Cause(CauseKind.ORDER, text))
     # Tensors that are larger, each, need no second line that calls them more.
-    resized = {Kind.SIZES, Kind.TYPES}.intersection(cause.kind for cause in found)
-    if changes.families and not resized:
-        found.append(_tensors(changes.families))
-    return tuple(found) or (_unexplained(changes),)
+    resized = {CauseKind.SIZES, CauseKind.TYPES}.intersection(cause.kind for cause in found)
+    if new and not resized:
+        found.append(_tensors(new))
+    if not found and "fingerprint" in fields:
+        grown = {name: nbytes for name, nbytes in class_changes(before, now).items() if nbytes > 0}
+        name = max(grown, key=lambda name: grown[name], default="tensors")
+        found.append(Cause(CauseKind.TENSORS, f"more {printable(name)} at the peak"))
+    if not found:
+        text = (
+            "the graph is the same as in the lock: that was edited, or memplan counts differently"
+        )
+        found.append(Cause(CauseKind.SAME, text))
+    return tuple(found)
 
 
-def causes_of(entry: CheckEntry) -> tuple[Cause, ...]:
-    """Why a model needs more than it is held against; nothing where it does not."""
-    before, now = entry.explained_by, entry.now
-    if before is None or now is None or now.entry.peak_bytes <= before.peak_bytes:
-        return ()
-    return causes(before, now)
-
-
-def _moved(changes: LockDiff) -> bool:
-    """Whether the file is another one, or what a session makes of it."""
-    return "fingerprint" in changes.fields or "runtime" in changes.fields
-
-
-def _unexplained(changes: LockDiff) -> Cause:
-    if "fingerprint" in changes.fields:
-        grown = [c for c in changes.classes if c.delta_bytes > 0]
-        name = max(grown, key=lambda c: c.delta_bytes).name if grown else ""
-        return Cause(Kind.TENSORS, f"more {printable(name) or 'tensors'} at the peak")
-    text = "the graph is the same as in the lock: that was edited, or memplan counts differently"
-    return Cause(Kind.SAME, text)
-
-
-def _sizes(old: Traits, new: Traits) -> list[Cause]:
+def _sizes(old: Peak, new: Peak) -> list[Cause]:
     """Inputs that are larger; what is smaller explains no growth."""
-    pairs = [(name, _shape(a), _shape(b)) for name, a, b in _paired(old.inputs, new.inputs)]
+    inputs = _paired(old.inputs or {}, new.inputs or {})
+    pairs = [(name, _shape(a), _shape(b)) for name, a, b in inputs]
     pairs = [(name, a, b) for name, a, b in pairs if math.prod(a) < math.prod(b)]
     if not pairs:
         return []
@@ -128,11 +118,11 @@ def _sizes(old: Traits, new: Traits) -> list[Cause]:
     if len(batches) == 1 and all(a[1:] == b[1:] for _, a, b in pairs):
         before, after = next(iter(batches))
         names = _names([name for name, _, _ in pairs])
-        return [Cause(Kind.SIZES, f"larger batch: {before[0]} -> {after[0]} in {names}")]
+        return [Cause(CauseKind.SIZES, f"larger batch: {before[0]} -> {after[0]} in {names}")]
     name, a, b = pairs[0]
     more = f" and {counted(len(pairs) - 1, 'more input')}" if len(pairs) > 1 else ""
     shapes = " -> ".join("x".join(map(str, shape)) or "scalar" for shape in (a, b))
-    return [Cause(Kind.SIZES, f"larger input: {printable(name)} {shapes}{more}")]
+    return [Cause(CauseKind.SIZES, f"larger input: {printable(name)} {shapes}{more}")]
 
 
 def _paired(old: Mapping[str, str], new: Mapping[str, str]) -> list[tuple[str, str, str]]:
@@ -149,23 +139,24 @@ def _shape(text: str) -> tuple[int, ...]:
     return tuple(int(size[:_MOST_DIGITS]) for size in sizes)
 
 
-def _types(old: Traits, new: Traits) -> list[Cause]:
+def _types(old: Peak, new: Peak) -> list[Cause]:
     """The type with most tensors gone and the one with most tensors come, if about as many of a
     wider one of the same kind came: else nodes were replaced, not widened."""
-    changed = {t: new.types.get(t, 0) - old.types.get(t, 0) for t in {**old.types, **new.types}}
+    before, now = old.types or {}, new.types or {}
+    changed = {name: now.get(name, 0) - before.get(name, 0) for name in {**before, **now}}
     gone, lost = min(changed.items(), key=lambda item: (item[1], item[0]), default=("", 0))
     come, more = max(changed.items(), key=lambda item: (item[1], item[0]), default=("", 0))
     wider = any(come in wide and gone in narrow for narrow, wide in _WIDER)
     if not wider or lost >= 0 or more <= 0 or 2 * min(more, -lost) < max(more, -lost):
         return []
     text = f"wider element type: {gone} -> {come} in {counted(min(more, -lost), 'tensor')}"
-    return [Cause(Kind.TYPES, text)]
+    return [Cause(CauseKind.TYPES, text)]
 
 
-def _fusions(old: Traits, new: Traits) -> list[Cause]:
-    fewer = {op: n - new.operators.get(op, 0) for op, n in old.operators.items()}
-    more = {op: n - old.operators.get(op, 0) for op, n in new.operators.items()}
-    more = {op: n for op, n in more.items() if n > 0}
+def _fusions(old: Peak, new: Peak) -> list[Cause]:
+    before, now = old.operators or {}, new.operators or {}
+    fewer = {op: n - now.get(op, 0) for op, n in before.items()}
+    more = {op: n - before.get(op, 0) for op, n in now.items() if n > before.get(op, 0)}
     found = []
     for op, count in sorted(fewer.items(), key=lambda item: (-item[1], item[0])):
         if count > 0 and _fell_apart(op, count, more):
@@ -173,7 +164,7 @@ def _fusions(old: Traits, new: Traits) -> list[Cause]:
             parts = sorted(more.items(), key=lambda item: (item[0] != shows, -item[1], item[0]))[:4]
             became = ", ".join(f"{n} {printable(name)}" for name, n in parts)
             found.append(
-                Cause(Kind.FUSION, f"fusion lost: {count} {printable(op)} became {became}")
+                Cause(CauseKind.FUSION, f"fusion lost: {count} {printable(op)} became {became}")
             )
     return found[:1]
 
@@ -187,9 +178,8 @@ def _fell_apart(op: str, count: int, more: Mapping[str, int]) -> bool:
     return sum(more.values()) > count and (shows is None or shows in more)
 
 
-def _tensors(families: Iterable[FamilyDelta]) -> Cause:
-    families = list(families)
-    stashes = [f for f in families if f.family.tensors.tensor_class == "stash"]
+def _tensors(families: Sequence[NewTensors]) -> Cause:
+    stashes = [f for f in families if f.tensors.tensor_class == "stash"]
     chosen = stashes or families
     grown = [f for f in chosen if f.grew_from_bytes is not None]
     count = sum(f.count for f in chosen)
@@ -201,9 +191,9 @@ def _tensors(families: Iterable[FamilyDelta]) -> Cause:
         text = f"{number} more {tensors} stay{'s' if count == 1 else ''} live into backward"
     else:
         text = f"{number} more {tensors} in memory at the peak"
-    largest = chosen[0].family.tensors
+    largest = chosen[0].tensors
     detail = f"{printable(largest.name)}, {chosen[0].count} x {format_bytes(largest.nbytes)}"
-    return Cause(Kind.STASH if stashes else Kind.TENSORS, text, detail)
+    return Cause(CauseKind.STASH if stashes else CauseKind.TENSORS, text, detail)
 
 
 def _names(names: list[str]) -> str:

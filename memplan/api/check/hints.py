@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from memplan.api.check.lock import Binding
+from memplan.api.check.peak import Binding
 from memplan.errors import UsageError
 from memplan.proto.metadata import IN_PLACE
 from memplan.units import printable, shell_word
@@ -21,6 +21,11 @@ def seen_from_here(path: Path) -> Path:
     if not path.is_absolute():
         return path
     return Path(os.path.relpath(path))
+
+
+def shown(path: Path) -> str:
+    """A path as seen from here, on one line."""
+    return printable(str(seen_from_here(path)))
 
 
 def key_of(file: Path, lock: Path) -> str:

@@ -1,115 +1,40 @@
-"""The lock file and how it is read: every broken lock is one line that says where and what to do.
+"""The lock file, read and written: every broken lock is one line that says where and what to do.
 
 A lock is TOML with one table per model, keyed by the model's path relative to the lock's folder
-(POSIX separators). :mod:`memplan.api.check.lock_writer` writes it.
+(POSIX separators). Fields stand in the order of :data:`_FIELDS`, which says what each may hold; the
+same peaks are the same bytes on every machine.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from memplan.api.check.toml import Lines, parse_toml
-from memplan.api.check.traits import Traits
+from memplan.api.check.peak import TOP_FAMILIES, Peak, TopTensors, tolerance_bytes
+from memplan.api.check.toml import Lines, parse_toml, toml_value
 from memplan.errors import LockError, UsageError
 from memplan.proto.metadata import APART, IN_PLACE
 from memplan.proto.paths import MOST_TEXT, file_problem, read_bytes
+from memplan.proto.write import write_atomically
 from memplan.runtime.providers import PROVIDERS
 from memplan.simulate.session import SESSIONS
-from memplan.units import parse_size, printable
+from memplan.units import printable
 
 LOCK_VERSION = 1
 # The largest size that ONNX, and memplan's arrays, can hold.
 _MOST = 2**63 - 1
 _RESTORE = "restore it from version control, or delete it and run memplan check --update MODEL..."
 _CONFLICT = re.compile(r"^(<{7}|>{7})( |$)", re.MULTILINE)
-_ZERO = re.compile(r"^\s*0+(\.0+)?\s*(%|[kKMGT]?i?B)?\s*$")
-
-
-@dataclass(frozen=True, slots=True)
-class TopTensors:
-    """Tensors of one family that are in memory at the peak: ``count`` of ``nbytes`` bytes each.
-
-    ``name`` is a tensor's name, or what a family of several has in common, with ``*`` in place of
-    numbers.
-    """
-
-    name: str
-    tensor_class: str
-    count: int
-    nbytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of all of them."""
-        return self.count * self.nbytes
-
-
-@dataclass(frozen=True, slots=True)
-class Binding:
-    """How a model is looked at: sizes of its symbolic dimensions, session kind and provider.
-
-    ``state`` is where its state lies: empty, as the file is run; ``apart``; None: as a lock means
-    it that does not say (:func:`memplan.api.state_modes.as_recorded`).
-    """
-
-    dims: Mapping[str, int]
-    session: str
-    provider: str
-    state: str | None = ""
-
-
-@dataclass(frozen=True, slots=True)
-class LockEntry:
-    """What is committed about one model. Fields that end in ``_bytes`` are bytes.
-
-    ``path`` is relative to the lock's folder. ``accounting`` is the version of memplan's memory
-    model. ``top`` are the largest tensors at the peak, largest total first. ``tolerance`` is what
-    a person wrote (a size, a percentage of the locked peak, or bytes); None is 0. ``runtime`` is
-    the version of ONNX Runtime that was installed (None: none was, or an older memplan wrote the
-    entry). ``state``: ``in-place`` or ``apart``, as it was counted (None: the file said nothing
-    of it, or an older memplan wrote the entry). ``as_loaded`` is there where figures rest on what
-    that runtime makes of the file when it loads it; False: it could not be asked. ``traits`` name
-    the cause of a growth (None: an older memplan wrote the entry).
-    """
-
-    path: str
-    fingerprint: str
-    accounting: int
-    session: str
-    provider: str
-    dims: Mapping[str, int]
-    peak_bytes: int
-    peak_with_workspace_bytes: int | None
-    peak_node: str
-    classes: Mapping[str, int]
-    top: tuple[TopTensors, ...]
-    tolerance: str | int | None = None
-    runtime: str | None = None
-    state: str | None = None
-    as_loaded: bool | None = None
-    traits: Traits | None = None
-
-    @property
-    def rests_on(self) -> tuple[bool | None, str | None]:
-        """What of the runtime the figures rest on; entries in which that differs do not compare."""
-        return self.as_loaded, self.runtime if self.as_loaded else None
-
-    @property
-    def binding(self) -> Binding:
-        """What the peak was found for."""
-        state = "" if self.state == IN_PLACE else self.state
-        return Binding(self.dims, self.session, self.provider, state)
-
-    @property
-    def limit_bytes(self) -> int:
-        """The peak that the model is held to: the locked one and the tolerance."""
-        return self.peak_bytes + tolerance_bytes(self.tolerance, self.peak_bytes)
+_HEADER = f"""\
+# Peak memory of one training step of each model, written by: memplan check --update
+# The one field to edit by hand is a model's tolerance ("1%", "2MiB"); --update keeps it.
+version = {LOCK_VERSION}
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,34 +45,46 @@ class Lock:
     """
 
     path: Path
-    entries: Mapping[str, LockEntry]
+    entries: Mapping[str, Peak]
     lines: Mapping[str, int]
     text: str = ""
 
 
-def tolerance_bytes(tolerance: str | int | None, peak_bytes: int) -> int:
-    """A tolerance in bytes; a percentage is taken of ``peak_bytes`` and rounded down.
-
-    Raises:
-        UsageError: the text is neither a size nor a percentage.
-    """
-    if tolerance is None:
-        return 0
-    if isinstance(tolerance, int):
-        return tolerance
-    # A budget of 0 is an error, a tolerance of 0 is the default spelled out.
-    return 0 if _ZERO.match(tolerance) else parse_size(tolerance).resolve(peak_bytes)
-
-
-def path_problem(path: str) -> str | None:
-    """Why ``path`` cannot be the path of an entry, or None when it can."""
+def path_problem(path: str) -> str:
+    """Why ``path`` cannot be the path of an entry; empty when it can."""
     if not path or "\0" in path:
         return "is not a path"
     if path.startswith("/"):
         return "is absolute; paths are relative to the lock's folder"
     if posixpath.normpath(path) != path:
         return f"is not in its shortest form '{printable(posixpath.normpath(path))}'"
-    return None
+    return ""
+
+
+def write_lock(path: Path, entries: Iterable[Peak]) -> None:
+    """Replace the lock at ``path`` atomically.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    write_atomically(path, lock_text(entries).encode(), force=True)
+
+
+def lock_text(entries: Iterable[Peak]) -> str:
+    """The text of a lock with these entries, sorted by path."""
+    return "\n".join([_HEADER, *map(_block, sorted(entries, key=lambda entry: entry.path))])
+
+
+def _block(entry: Peak) -> str:
+    """The table of one model."""
+    written: dict[str, object] = {name: getattr(entry, name) for name in _FIELDS}
+    written["dims"] = dict(sorted(entry.dims.items()))
+    written["top"] = [
+        {"name": t.name, "class": t.tensor_class, "count": t.count, "nbytes": t.nbytes}
+        for t in entry.top[:TOP_FAMILIES]
+    ]
+    lines = [f"{name} = {toml_value(v)}\n" for name, v in written.items() if v is not None]
+    return f"[models.{toml_value(entry.path)}]\n{''.join(lines)}"
 
 
 def read_lock(path: Path) -> Lock:
@@ -238,135 +175,114 @@ class _Source:
         )
 
 
-def _entry(source: _Source, path: str, table: object) -> LockEntry:
+def _entry(source: _Source, path: str, table: object) -> Peak:
     """The table of one model, field by field."""
-    problem = "is not a table" if not isinstance(table, dict) else path_problem(path)
-    if problem is not None:
+    if not isinstance(table, dict):
+        raise source.entry_error(path, "", "is not a table")
+    if problem := path_problem(path):
         raise source.entry_error(path, "", problem)
-    assert isinstance(table, dict)
     for name in sorted(set(table) - set(_FIELDS)):
         first = "upgrade memplan if a newer one wrote the lock; else "
         raise source.entry_error(path, name, "is not a field that memplan knows", first)
-    values: dict[str, Any] = {}
-    for name, read in _FIELDS.items():
+    values: dict[str, Any] = {"path": path, **table}
+    for name, problem_of in _FIELDS.items():
         if name in table:
-            try:
-                values[name] = read(table[name])
-            except _Wrong as wrong:
-                raise source.entry_error(path, name, wrong.problem) from None
-        elif name not in _OPTIONAL:
+            if problem := problem_of(table[name]):
+                raise source.entry_error(path, name, problem)
+        elif name in _REQUIRED:
             raise source.entry_error(path, name, "is missing")
-    told = {name: values.pop(name) for name in _TRAITS if name in values}
-    traits = Traits(**told) if len(told) == len(_TRAITS) else None
-    optional = dict.fromkeys(name for name in _OPTIONAL if name not in _TRAITS)
-    return LockEntry(path=path, traits=traits, **{**optional, **values})
-
-
-class _Wrong(Exception):
-    """A value that a field cannot have; ``problem`` completes "'peak_bytes' of model 'm.onnx'"."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(problem)
-        self.problem = problem
+    values["top"] = tuple(
+        TopTensors(each["name"], each["class"], each["count"], each["nbytes"])
+        for each in values["top"]
+    )
+    return Peak(**values)
 
 
 def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise _Wrong("is not a string")
-    return value
+    return "" if isinstance(value, str) else "is not a string"
 
 
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise _Wrong("is not true or false")
-    return value
+def _flag(value: object) -> str:
+    return "" if isinstance(value, bool) else "is not true or false"
 
 
 def _choice(choices: tuple[str, ...], value: object) -> str:
-    if _text(value) not in choices:
-        raise _Wrong(f"is '{printable(_text(value))}', not one of {', '.join(choices)}")
-    return _text(value)
+    known = f"is '{printable(str(value))}', not one of {', '.join(choices)}"
+    return _text(value) or ("" if value in choices else known)
 
 
 def _is_whole(value: object, least: int = 0) -> bool:
     return type(value) is int and least <= value <= _MOST
 
 
-def _whole(value: object) -> object:
-    if not _is_whole(value):
-        raise _Wrong("is not a whole number from 0 to 2^63 - 1")
-    return value
+def _whole(value: object) -> str:
+    return "" if _is_whole(value) else "is not a whole number from 0 to 2^63 - 1"
 
 
-def _wholes(least: int, value: object) -> Mapping[str, int]:
-    """A table of whole numbers by name."""
+def _wholes(least: int, value: object) -> str:
+    """Of a table of whole numbers by name."""
     if not isinstance(value, dict):
-        raise _Wrong("is not a table")
+        return "is not a table"
     for name, number in value.items():
         if not _is_whole(number, least):
             which = f"which is not a whole number from {least} to 2^63 - 1"
-            raise _Wrong(f"has '{printable(name)}', {which}")
-    return value
+            return f"has '{printable(name)}', {which}"
+    return ""
 
 
-def _texts(value: object) -> Mapping[str, str]:
-    """A table of strings by name."""
-    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        raise _Wrong("is not a table of strings")
-    return value
+def _texts(value: object) -> str:
+    """Of a table of strings by name."""
+    texts = isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+    return "" if texts else "is not a table of strings"
 
 
-def _top(value: object) -> tuple[TopTensors, ...]:
-    """The array of the largest tensors."""
+def _top(value: object) -> str:
+    """Of the array of the largest tensors."""
     if not isinstance(value, list):
-        raise _Wrong("is not an array")
-    return tuple(map(_tensors, value))
+        return "is not an array"
+    for item in value:
+        if not isinstance(item, dict) or set(item) != {"name", "class", "count", "nbytes"}:
+            return "has an element other than {name, class, count, nbytes}"
+        if _text(item["name"]) or _text(item["class"]):
+            return "has an element whose name or class is not a string"
+        if _whole(item["count"]) or _whole(item["nbytes"]):
+            return "has an element whose count or nbytes is not a whole number"
+    return ""
 
 
-def _tensors(item: object) -> TopTensors:
-    if not isinstance(item, dict) or set(item) != {"name", "class", "count", "nbytes"}:
-        raise _Wrong("has an element other than {name, class, count, nbytes}")
-    texts, numbers = (item["name"], item["class"]), (item["count"], item["nbytes"])
-    if not all(isinstance(text, str) for text in texts):
-        raise _Wrong("has an element whose name or class is not a string")
-    if not all(map(_is_whole, numbers)):
-        raise _Wrong("has an element whose count or nbytes is not a whole number")
-    return TopTensors(*texts, *numbers)
-
-
-def _tolerance(value: object) -> object:
-    """The tolerance as it was written."""
+def _tolerance(value: object) -> str:
+    """Of the tolerance as it was written."""
     example = 'is not a size or a percentage, such as "2MiB" or "1%"'
     if _is_whole(value):
-        return value
+        return ""
     if not isinstance(value, str):
-        raise _Wrong(example)
+        return example
     try:
         tolerance_bytes(value, 0)
     except UsageError as error:
-        raise _Wrong(f"{example} ({printable(error.message)})") from None
-    return value
+        return f"{example} ({printable(error.message)})"
+    return ""
 
 
-_FIELDS: Mapping[str, Callable[[object], object]] = {
+_FIELDS: Mapping[str, Callable[[object], str]] = {
     "fingerprint": _text,
     "accounting": _whole,
     "session": partial(_choice, SESSIONS),
     "provider": partial(_choice, PROVIDERS),
+    "state": partial(_choice, (IN_PLACE, APART)),
+    "runtime": _text,
+    "as_loaded": _flag,
     "dims": partial(_wholes, 1),
     "peak_bytes": _whole,
     "peak_with_workspace_bytes": _whole,
     "peak_node": _text,
     "classes": partial(_wholes, 0),
     "top": _top,
-    "tolerance": _tolerance,
-    "runtime": _text,
-    "state": partial(_choice, (IN_PLACE, APART)),
-    "as_loaded": _flag,
     "structure": _text,
     "operators": partial(_wholes, 0),
     "types": partial(_wholes, 0),
     "inputs": _texts,
+    "tolerance": _tolerance,
 }
-_TRAITS = ("structure", "operators", "types", "inputs")
-_OPTIONAL = ("peak_with_workspace_bytes", "tolerance", "runtime", "state", "as_loaded", *_TRAITS)
+"""The fields of an entry in their order, and what is wrong with a value: empty if nothing is."""
+_REQUIRED = frozenset(_FIELDS) - {each.name for each in fields(Peak) if each.default is None}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from memplan.api.check.base import BaseModels
-from memplan.api.check.hints import accept_command, key_of, seen_from_here
-from memplan.api.check.lock import Binding, Lock, LockEntry, read_lock
+from memplan.api.check.finding import Target
+from memplan.api.check.hints import DEFAULTS, accept_command, key_of, seen_from_here
+from memplan.api.check.lock import Lock, read_lock
+from memplan.api.check.peak import Binding
 from memplan.errors import LockError, UsageError
 from memplan.units import printable
 
@@ -18,11 +20,10 @@ from memplan.units import printable
 class CheckRequest:
     """What the user asked for.
 
-    ``models`` are files; empty: all of the lock. ``session`` and ``provider`` are None where the
-    lock's are to be used; models that are not in the lock then get ``new_session`` and
-    ``new_provider``. ``state`` is ``apart``, empty (as the models are run) or None, likewise.
-    ``max_peak_bytes`` is the cap for all models. ``base`` is a commit to compare with, too;
-    ``strict``: a lock that allows more than is needed fails.
+    ``models`` are files; empty: all of the lock. ``session``, ``provider`` and ``state``
+    (``apart``, or empty: as the models are run) are None where the lock's are to be used, and the
+    defaults for a model that is in no lock. ``max_peak_bytes`` is the cap for all models. ``base``
+    is a commit to compare with, too; ``strict``: a lock that allows more than is needed fails.
     """
 
     lock: Path
@@ -31,33 +32,20 @@ class CheckRequest:
     session: str | None = None
     provider: str | None = None
     state: str | None = None
-    new_session: str = "tuned"
-    new_provider: str = "cpu"
     max_peak_bytes: int | None = None
     base: str | None = None
     strict: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A model to look at: its path in the lock, its file as seen from here, its entry and the line
-    of that (0: none)."""
-
-    path: str
-    file: Path
-    locked: LockEntry | None
-    line: int
-
-
-def lock_to_read(request: CheckRequest, base: BaseModels | None) -> Lock:
-    """The lock to compare with; an empty one where a base takes its place.
+def lock_of(request: CheckRequest, base: BaseModels | None = None, *, update: bool = False) -> Lock:
+    """The lock; an empty one where it is still to be made, or a base takes its place.
 
     Raises:
         LockError: it is broken, or there is none and nothing says which models to look at.
     """
-    if base is None or os.path.lexists(request.lock):
+    if os.path.lexists(request.lock) or not (request.models if update else base):
         return read_lock(request.lock)
-    if not request.models and base.lock is None:
+    if base is not None and not request.models and base.lock is None:
         raise LockError(
             f"lock {request.lock} does not exist, here or at the base",
             f"name the models: memplan check --base {base.commit.ref} MODEL...",
@@ -65,15 +53,19 @@ def lock_to_read(request: CheckRequest, base: BaseModels | None) -> Lock:
     return Lock(request.lock, {}, {})
 
 
-def targets(request: CheckRequest, lock: Lock, base: BaseModels | None = None) -> list[Target]:
+def targets(
+    request: CheckRequest, lock: Lock, base: BaseModels | None = None, *, update: bool = False
+) -> list[Target]:
     """The models to look at, by path.
 
     Raises:
         LockError: no model is named, and the lock holds none.
+        UsageError: a locked model was asked for with another binding than is recorded, which its
+            peak says nothing about; with ``update`` it is recorded anew.
     """
     files = {key_of(file, lock.path): seen_from_here(file) for file in request.models}
+    there = base.lock.entries if base is not None and base.lock is not None else {}
     if not request.models:
-        there = base.lock.entries if base is not None and base.lock is not None else {}
         paths = {**lock.entries, **there}
         if not paths:
             raise LockError(
@@ -81,45 +73,47 @@ def targets(request: CheckRequest, lock: Lock, base: BaseModels | None = None) -
                 "record some: memplan check --update MODEL...",
             )
         files = {path: seen_from_here(lock.path.parent / path) for path in paths}
-    return [
-        Target(path, files[path], lock.entries.get(path), lock.lines.get(path, 0))
-        for path in sorted(files)
-    ]
+    found = []
+    for path, file in sorted(files.items()):
+        locked, recorded = lock.entries.get(path), lock.entries.get(path) or there.get(path)
+        binding = _asked(request, recorded.binding if recorded else None)
+        target = Target(path, file, lock.path, locked, lock.lines.get(path, 0), binding)
+        if locked is not None and not update:
+            _refuse_other_binding(request, target, locked.binding)
+            target = replace(target, binding=locked.binding)
+        found.append(target)
+    return found
 
 
-def refuse_other_binding(request: CheckRequest, target: Target) -> None:
-    """A locked peak says nothing about another session, provider or batch size.
-
-    Raises:
-        UsageError: one was asked for.
-    """
-    locked = target.locked
-    if locked is None:
-        return
-    wanted = rebound(locked.binding, request)
-    if wanted == locked.binding:
-        return
-    raise UsageError(
-        f"{printable(target.path)} is locked with {describe(locked.binding)}, "
-        f"not with {describe(wanted)}",
-        "leave the option out, or record the model with it: "
-        + accept_command(request.lock, target.file, wanted, locked=locked.binding),
-    )
+def _asked(request: CheckRequest, recorded: Binding | None) -> Binding:
+    """How a model is looked at that is recorded anew, or in no lock but the base's."""
+    wanted = _rebound(recorded or DEFAULTS, request)
+    # The model may have got a dimension since; those that it does not have are left out later.
+    return replace(wanted, dims={**wanted.dims, **request.dims}, state=wanted.state or "")
 
 
-def describe(binding: Binding) -> str:
-    """A binding in words."""
+def _refuse_other_binding(request: CheckRequest, target: Target, locked: Binding) -> None:
+    wanted = _rebound(locked, request)
+    if wanted != locked:
+        raise UsageError(
+            f"{printable(target.path)} is locked with {_words(locked)}, not with {_words(wanted)}",
+            "leave the option out, or record the model with it: "
+            + accept_command(request.lock, target.file, wanted, locked=locked),
+        )
+
+
+def _words(binding: Binding) -> str:
     dims = "".join(f"{name}={size}, " for name, size in sorted(binding.dims.items()))
     state = f", state {binding.state}" if binding.state else ""
     return f"{printable(dims)}{binding.session} session, {binding.provider}{state}"
 
 
-def rebound(locked: Binding, request: CheckRequest) -> Binding:
+def _rebound(recorded: Binding, request: CheckRequest) -> Binding:
     """A recorded binding with what the command line names."""
     return Binding(
         # A size for a dimension that this model does not have is meant for another model.
-        {name: request.dims.get(name, size) for name, size in locked.dims.items()},
-        request.session or locked.session,
-        request.provider or locked.provider,
-        locked.state if request.state is None else request.state,
+        {name: request.dims.get(name, size) for name, size in recorded.dims.items()},
+        request.session or recorded.session,
+        request.provider or recorded.provider,
+        recorded.state if request.state is None else request.state,
     )

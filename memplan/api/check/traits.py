@@ -13,38 +13,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 import onnx
 
-from memplan.ir.graph import ABSENT, Graph, Node, Tensor, TensorKind
+from memplan.ir.graph import ABSENT, Graph, Tensor, TensorKind
 
 MOST_INPUTS = 12
 """Inputs that a lock lists: a step has few, and a graph with hundreds must not swell it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Traits:
-    """What :mod:`memplan.api.check.traits` tells of a graph; ``inputs`` are like
-    ``float32[8,128]``."""
-
-    structure: str
-    operators: Mapping[str, int]
-    types: Mapping[str, int]
-    inputs: Mapping[str, str]
-
-
-def traits_of(graph: Graph, fed: tuple[str, ...]) -> Traits:
-    """The traits of a graph of which one step is fed the inputs named ``fed``."""
-    computed = (t for t in graph.tensors if t.kind is TensorKind.COMPUTED)
-    found = [graph.tensor_named(name) for name in fed[:MOST_INPUTS]]
-    return Traits(
-        structure=structure(graph),
-        operators=_sorted(Counter(_operator(node) for node in graph.nodes)),
-        types=_sorted(Counter(_type_name(tensor.dtype) for tensor in computed)),
-        inputs={tensor.name: _type(tensor) for tensor in found if tensor is not None},
-    )
 
 
 def structure(graph: Graph) -> str:
@@ -71,16 +46,30 @@ def structure(graph: Graph) -> str:
     return f"{total % 2**128:032x}"
 
 
+def operators_of(graph: Graph) -> dict[str, int]:
+    """How many nodes of each operator."""
+    ops = Counter(f"{n.domain}:{n.op}" if n.domain else n.op for n in graph.nodes)
+    return dict(sorted(ops.items()))
+
+
+def element_types(graph: Graph) -> dict[str, int]:
+    """How many computed tensors of each element type."""
+    computed = (t for t in graph.tensors if t.kind is TensorKind.COMPUTED)
+    return dict(sorted(Counter(_type_name(tensor.dtype) for tensor in computed).items()))
+
+
+def inputs_of(graph: Graph, fed: tuple[str, ...]) -> dict[str, str]:
+    """The inputs named ``fed`` and what they are: ``float32[8,128]``."""
+    found = [graph.tensor_named(name) for name in fed[:MOST_INPUTS]]
+    return {tensor.name: _type(tensor) for tensor in found if tensor is not None}
+
+
 def _name(item: tuple[str, object]) -> str:
     return item[0]
 
 
 def _source(tensor: Tensor) -> bytes:
     return f"{tensor.kind} {_type(tensor)}".encode()
-
-
-def _operator(node: Node) -> str:
-    return f"{node.domain}:{node.op}" if node.domain else node.op
 
 
 def _type_name(dtype: int) -> str:
@@ -90,7 +79,3 @@ def _type_name(dtype: int) -> str:
 
 def _type(tensor: Tensor) -> str:
     return f"{_type_name(tensor.dtype)}[{','.join(map(str, tensor.shape))}]"
-
-
-def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
-    return dict(sorted(counts.items()))

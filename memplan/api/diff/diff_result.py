@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from memplan.api.analysis import ACCOUNTING_VERSION, Analysis
-from memplan.api.check.compare_locks import ClassDelta
-from memplan.api.check.current import family_of
+from memplan.api.check.measure import family_of
 from memplan.api.diff.graph_changes import GraphChanges
 from memplan.api.diff.peak_changes import Change, How, TensorChange
 from memplan.api.summary import Rows, Summary
@@ -19,6 +18,20 @@ from memplan.simulate.allocation import is_resident
 from memplan.units import format_delta
 
 SCHEMA = "memplan.diff/1"
+
+
+@dataclass(frozen=True, slots=True)
+class ClassDelta:
+    """Bytes of one tensor class at both peaks."""
+
+    name: str
+    old_bytes: int
+    new_bytes: int
+
+    @property
+    def delta_bytes(self) -> int:
+        """New less old."""
+        return self.new_bytes - self.old_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,10 @@ what a model calls its tensors can end neither.
 from __future__ import annotations
 
 from memplan.api.check.checking import CheckResult
+from memplan.api.check.finding import Finding, worst_first
+from memplan.api.check.text import reasons, title
 from memplan.api.check.verdict import verdict
-from memplan.report.check.findings import Finding, Level, commands, findings, reported
+from memplan.report.check.findings import Level, commands, level, location
 from memplan.units import counted, printable
 
 MOST = 9
@@ -18,23 +20,24 @@ _TITLE = 120
 
 def github_annotations(result: CheckResult) -> str:
     """The commands, worst first, and the verdict as a line of the log."""
-    found = reported(findings(result))
-    lines = [_command(finding) for finding in found[:MOST]]
+    found = [each for each in worst_first(result.findings) if level(each) is not Level.NONE]
+    lines = [_command(finding, result) for finding in found[:MOST]]
     more = found[MOST:]
     if more:
-        level = Level.ERROR if any(f.level is Level.ERROR for f in more) else Level.NOTICE
+        worst = Level.ERROR if level(more[0]) is Level.ERROR else Level.NOTICE
         text = f"{counted(len(more), 'more finding')}: see the log or the step summary"
-        lines.append(f"::{level} title=memplan::{_data(text)}")
+        lines.append(f"::{worst} title=memplan::{_data(text)}")
     return "\n".join([*lines, printable(f"memplan: {verdict(result)}")]) + "\n"
 
 
-def _command(finding: Finding) -> str:
+def _command(finding: Finding, result: CheckResult) -> str:
+    file, line = location(finding, result)
     properties = (
-        f"file={_property(finding.file)},line={finding.line},"
-        f"title={_property(_short(f'memplan: {finding.kind}: {finding.path}'))}"
+        f"file={_property(file)},line={line},"
+        f"title={_property(_short(f'memplan: {finding.kind}: {finding.name}'))}"
     )
-    body = "\n".join([finding.title, *finding.causes, *commands(finding)])
-    return f"::{finding.level} {properties}::{_data(body)}"
+    body = "\n".join([title(finding), *reasons(finding), *commands(finding)])
+    return f"::{level(finding)} {properties}::{_data(body)}"
 
 
 def _short(text: str) -> str:

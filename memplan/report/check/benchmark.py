@@ -5,23 +5,22 @@ from __future__ import annotations
 import json
 
 from memplan.api.check.checking import CheckResult
-from memplan.report.check.findings import Finding, findings
+from memplan.api.check.finding import worst_first
+from memplan.api.check.text import reasons, title
 
 
 def benchmark(result: CheckResult) -> str:
     """A JSON array for its tool ``customSmallerIsBetter``; what fails comes first."""
-    points = [_point(finding) for finding in findings(result)]
-    return json.dumps([point for point in points if point is not None], indent=2) + "\n"
-
-
-def _point(finding: Finding) -> dict[str, object] | None:
-    entry = finding.entry
-    if entry is None or entry.now is None:
-        return None
-    dims = "".join(f" {name}={size}" for name, size in sorted(entry.now.entry.dims.items()))
-    return {
-        "name": f"{finding.path}{dims}",
-        "unit": "bytes",
-        "value": entry.now.entry.peak_bytes,
-        "extra": "\n".join([finding.title, *finding.causes]),
-    }
+    points: list[dict[str, object]] = []
+    for finding in worst_first(result.entries):
+        if finding.now is not None:
+            dims = sorted(finding.now.dims.items())
+            points.append(
+                {
+                    "name": finding.name + "".join(f" {name}={size}" for name, size in dims),
+                    "unit": "bytes",
+                    "value": finding.now.peak_bytes,
+                    "extra": "\n".join([title(finding), *reasons(finding)]),
+                }
+            )
+    return json.dumps(points, indent=2) + "\n"

@@ -10,25 +10,26 @@ import hashlib
 import json
 
 from memplan.api.check.checking import CheckResult
-from memplan.report.check.findings import Finding, Level, findings, in_repository, reported
+from memplan.api.check.finding import Finding, worst_first
+from memplan.api.check.text import reasons, title
+from memplan.report.check.findings import Level, in_repository, level, location
 
 _SEVERITIES = {Level.ERROR: "major", Level.WARNING: "minor", Level.NOTICE: "info"}
 
 
 def code_quality(result: CheckResult) -> str:
     """The text of the report; an empty array where nothing has changed."""
-    lock = in_repository(result.lock)
-    issues = [_issue(finding, lock) for finding in reported(findings(result))]
-    return json.dumps(issues, indent=2) + "\n"
+    found = [each for each in worst_first(result.findings) if level(each) in _SEVERITIES]
+    return json.dumps([_issue(finding, result) for finding in found], indent=2) + "\n"
 
 
-def _issue(finding: Finding, lock: str) -> dict[str, object]:
-    about = "; ".join([f"{finding.path}: {finding.title}", *finding.causes])
-    named = "\0".join((lock, finding.path, finding.kind)).encode(errors="backslashreplace")
+def _issue(finding: Finding, result: CheckResult) -> dict[str, object]:
+    file, line = location(finding, result)
+    named = "\0".join((in_repository(result.lock), finding.name, finding.kind))
     return {
-        "description": about,
+        "description": "; ".join([f"{finding.name}: {title(finding)}", *reasons(finding)]),
         "check_name": f"memplan-{finding.kind}",
-        "fingerprint": hashlib.sha256(named).hexdigest(),
-        "severity": _SEVERITIES[finding.level],
-        "location": {"path": finding.file, "lines": {"begin": finding.line}},
+        "fingerprint": hashlib.sha256(named.encode(errors="backslashreplace")).hexdigest(),
+        "severity": _SEVERITIES[level(finding)],
+        "location": {"path": file, "lines": {"begin": line}},
     }

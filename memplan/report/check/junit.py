@@ -8,13 +8,14 @@ from __future__ import annotations
 from xml.sax.saxutils import escape, quoteattr
 
 from memplan.api.check.checking import CheckResult
-from memplan.api.check.compare_locks import Status
-from memplan.report.check.findings import Finding, Level, findings, in_repository
+from memplan.api.check.finding import Finding, Kind, worst_first
+from memplan.api.check.text import finding_lines, reasons, title
+from memplan.report.check.findings import in_repository
 
 
 def junit(result: CheckResult) -> str:
     """The text of the report."""
-    found = findings(result)
+    found = worst_first(result.findings)
     kinds = [_outcome(finding) for finding in found]
     counts = (
         f'tests="{len(found)}" failures="{kinds.count("failure")}" '
@@ -37,19 +38,19 @@ def junit(result: CheckResult) -> str:
 
 
 def _outcome(finding: Finding) -> str:
-    if finding.entry is None:
+    if finding.error is not None:
         return "error"
-    if finding.level is Level.ERROR:
+    if finding.failed:
         return "failure"
-    return "skipped" if finding.entry.status is Status.ACCOUNTING else "passed"
+    return "skipped" if finding.kind is Kind.ACCOUNTING else "passed"
 
 
 def _case(finding: Finding, outcome: str, lock: str) -> str:
-    head = f'    <testcase name={quoteattr(finding.path)} classname={quoteattr(lock)} time="0"'
-    text = escape("\n".join(finding.lines))
+    head = f'    <testcase name={quoteattr(finding.name)} classname={quoteattr(lock)} time="0"'
+    text = escape("\n".join(finding_lines(finding)))
     if outcome == "passed":
         return f"{head}>\n      <system-out>{text}</system-out>\n    </testcase>"
-    message = quoteattr("; ".join([finding.title, *finding.causes]))
+    message = quoteattr("; ".join([title(finding), *reasons(finding)]))
     if outcome == "skipped":
         return f"{head}>\n      <skipped message={message}/>\n    </testcase>"
     inside = f"<{outcome} message={message} type={quoteattr(finding.kind)}>{text}</{outcome}>"

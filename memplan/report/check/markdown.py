@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from urllib.parse import quote
 
 from memplan.api.check.checking import CheckResult
-from memplan.api.check.compare_locks import Status
-from memplan.api.check.text import notes
-from memplan.api.check.verdict import growth, headline, verdict
-from memplan.report.check.findings import Finding, Level, findings, in_repository
+from memplan.api.check.finding import Finding, Kind, worst_first
+from memplan.api.check.peak import Peak
+from memplan.api.check.text import finding_lines, notes, reasons
+from memplan.api.check.verdict import COUNTED, growth, headline, verdict
+from memplan.report.check.findings import Level, in_repository, level
 from memplan.units import counted, format_bytes, printable
 
 MOST_CHARACTERS = 60_000
@@ -27,19 +28,13 @@ _MOST_BLOCK = 6_000
 _MOST_NOTES = 3
 _PLAIN = re.compile(r"(?!www\.)[A-Za-z0-9]+(?:[ ._-][A-Za-z0-9]+)*")
 _MARKUP = re.compile(r"[\\`*_{}\[\]<>#!|~@&$]|:(?! )")
-_WORDS = {
-    Status.MISSING: "missing: only the lock lists it",
-    Status.ORPHAN: "not in the lock",
-    Status.ACCOUNTING: "not comparable: record it again",
-    Status.NEW: "new",
-    Status.REMOVED: "removed",
-}
+_REMARKS = {Kind.MISSING: ": only the lock lists it", Kind.ACCOUNTING: ": record it again"}
 
 
 def markdown(result: CheckResult) -> str:
     """The text of the comment."""
-    found = findings(result)
-    changed = [finding for finding in found if _has_changed(finding)]
+    found = worst_first(result.findings)
+    changed = [each for each in found if each.kind is not Kind.OK or each.change_bytes]
     unchanged = len(found) - len(changed)
     tail = [] if not unchanged or not changed else [f"{unchanged:,} unchanged"]
     told = [_plain(note, _MOST_CAUSE * 3) for note in notes(result)]
@@ -48,15 +43,8 @@ def markdown(result: CheckResult) -> str:
     parts = [_first_line(result)]
     parts += _table(changed, result) if changed else []
     room = MOST_CHARACTERS - sum(len(part) + 2 for part in parts) - len(end)
-    parts += _details([f for f in changed if f.level is not Level.NONE], room)
+    parts += _details([f for f in changed if level(f) is not Level.NONE], room)
     return "\n\n".join([*parts, end])
-
-
-def _has_changed(finding: Finding) -> bool:
-    entry = finding.entry
-    if entry is None or entry.status is not Status.OK:
-        return True
-    return bool(entry.growth_bytes or entry.since_base_bytes)
 
 
 def _first_line(result: CheckResult) -> str:
@@ -97,42 +85,35 @@ _LEFT = frozenset({"model", "change", "why"})
 
 
 def _cells(finding: Finding, locked: bool, based: bool) -> list[str]:
-    entry = finding.entry
-    cause = _plain(finding.causes[0], _MOST_CAUSE) if finding.causes else ""
-    before = entry.locked_peak_bytes if entry is not None else None
-    base = entry.base.entry.peak_bytes if entry is not None and entry.base is not None else None
-    now = entry.peak_bytes if entry is not None else None
+    why = reasons(finding)
     return [
-        _code(finding.path, _MOST_PATH),
-        *([_size(before)] if locked else []),
-        *([_size(base)] if based else []),
-        _size(now),
-        _change(finding),
-        cause,
+        _code(finding.name, _MOST_PATH),
+        *([_size(finding.locked)] if locked else []),
+        *([_size(finding.base)] if based else []),
+        _size(finding.now),
+        f"**{_change(finding)}**" if level(finding) is Level.ERROR else _change(finding),
+        _plain(why[0], _MOST_CAUSE) if why else "",
     ]
 
 
-def _size(nbytes: int | None) -> str:
-    return "" if nbytes is None else format_bytes(nbytes)
+def _size(peak: Peak | None) -> str:
+    return "" if peak is None else format_bytes(peak.peak_bytes)
 
 
 def _change(finding: Finding) -> str:
-    entry = finding.entry
-    if entry is None:
-        return "**could not be read**"
-    if entry.status in _WORDS:
-        text = _WORDS[entry.status]
-    elif finding.kind == "over-max-peak":
-        over = (entry.peak_bytes or 0) - (entry.max_peak_bytes or 0)
-        text = f"{format_bytes(over)} above --max-peak"
-    elif finding.kind == "too-loose":
-        text = f"{growth(entry)}: the lock is too loose"
-    elif entry.growth_bytes:
-        tolerated = entry.status is Status.OK and entry.growth_bytes > 0
-        text = f"{growth(entry)} within the tolerance" if tolerated else growth(entry)
-    else:
-        text = f"{growth(entry)} since the base, as locked"
-    return f"**{text}**" if finding.level is Level.ERROR else text
+    kind, against, now = finding.kind, finding.against, finding.now
+    if kind is Kind.OVER_CAP:
+        return f"{format_bytes(finding.over_cap_bytes)} above --max-peak"
+    if kind is Kind.TOO_LOOSE:
+        return f"{growth(finding)}: the lock is too loose"
+    if kind in (Kind.REGRESSED, Kind.IMPROVED):
+        return growth(finding)
+    if kind is not Kind.OK or against is None or now is None:
+        return COUNTED[kind] + _REMARKS.get(kind, "")
+    tolerated = against.peak_bytes != now.peak_bytes
+    return (
+        f"{growth(finding)} {'within the tolerance' if tolerated else 'since the base, as locked'}"
+    )
 
 
 def _details(told: Iterable[Finding], room: int) -> list[str]:
@@ -150,13 +131,13 @@ def _details(told: Iterable[Finding], room: int) -> list[str]:
 
 
 def _folded(finding: Finding) -> str:
-    text = "\n".join(finding.lines)
+    text = "\n".join(finding_lines(finding))
     if len(text) > _MOST_BLOCK:
         text = f"{text[:_MOST_BLOCK]}…"
     # Longer than any run of backticks in the text, so that nothing in it ends the block.
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
-    name = html.escape(_shortened(finding.path, _MOST_PATH))
+    name = html.escape(_shortened(finding.name, _MOST_PATH))
     summary = f"<summary><code>{name}</code>: {html.escape(finding.kind)}</summary>"
     return f"<details>{summary}\n\n{fence}text\n{text}\n{fence}\n\n</details>"
 

@@ -151,8 +151,8 @@ def _class_section(diff: Diff) -> str:
     rows = "".join(
         f'<tr><td><span class="swatch" style="background:var(--{escape(c.name)})"></span>'
         f"{escape(c.name.replace('_', ' '))}</td>"
-        f"{_number(c.locked_bytes, format_bytes(c.locked_bytes))}"
-        f"{_number(c.now_bytes, format_bytes(c.now_bytes))}"
+        f"{_number(c.old_bytes, format_bytes(c.old_bytes))}"
+        f"{_number(c.new_bytes, format_bytes(c.new_bytes))}"
         f"{_number(c.delta_bytes, format_delta(c.delta_bytes))}</tr>"
         for c in sorted(diff.classes, key=lambda c: -abs(c.delta_bytes))
     )

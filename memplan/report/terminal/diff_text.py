@@ -52,12 +52,12 @@ def _class_table(diff: Diff, details: bool) -> Table:
     names = ("old", "new", "change", "bytes")
     table = Table("At the peak, by class", ("class", "text"), *((n, "number") for n in names))
     for c in sorted(diff.classes, key=lambda c: -abs(c.delta_bytes)):
-        if c.delta_bytes or details or c.now_bytes > diff.new.timeline.peak_bytes // 100:
+        if c.delta_bytes or details or c.new_bytes > diff.new.timeline.peak_bytes // 100:
             delta = format_delta(c.delta_bytes)
             table.row(
                 c.name,
-                format_bytes(c.locked_bytes),
-                format_bytes(c.now_bytes),
+                format_bytes(c.old_bytes),
+                format_bytes(c.new_bytes),
                 delta,
                 f"{c.delta_bytes:+,}" if c.delta_bytes else "=",
             )

@@ -25,12 +25,11 @@ from memplan import (
     sweep,
     validate,
 )
-from memplan.api.check.checking import Change, run_check, run_update
-from memplan.api.check.lock import read_lock
-from memplan.api.check.lock_writer import write_lock
+from memplan.api.check.checking import run_check, run_update
+from memplan.api.check.finding import Change, change_of
+from memplan.api.check.lock import read_lock, write_lock
 from memplan.api.check.targets import CheckRequest
-from memplan.api.check.text import check_lines
-from memplan.api.check.update_text import update_lines
+from memplan.api.check.text import check_lines, update_lines
 from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.rewriting import replay
 from memplan.planning.plan_file import read_plan
@@ -134,17 +133,17 @@ def test_a_lock_of_before_is_compared_like_with_like(step: Path) -> None:
     request = _recorded_before(step)
     result = run_check(request)
     (entry,) = result.entries
-    assert (str(entry.status), entry.delta_bytes) == ("ok", 0)
+    assert (str(entry.status), entry.change_bytes) == ("ok", 0)
     lines = check_lines(result)
     assert len(lines) == 3  # the model, one note, the summary
     assert "state counted apart, as when the lock was recorded" in lines[1]
     assert "memplan check --update" in lines[1]
     updated = run_update(request)
-    assert updated.changes == (Change.CHANGED,)
+    assert list(map(change_of, updated.findings)) == [Change.CHANGED]
     assert any("state: apart -> in-place" in line for line in update_lines(updated))
     (entry,) = run_check(request).entries
     assert entry.now is not None
-    assert (entry.now.entry.state, entry.delta_bytes) == ("in-place", 0)
+    assert (entry.now.state, entry.change_bytes) == ("in-place", 0)
     assert ", state in place" in check_lines(run_check(request))[0]
 
 

@@ -7,57 +7,99 @@ from pathlib import Path
 
 import pytest
 
-from helpers.locks import MIB, an_entry, today
+from helpers.locks import MIB, an_entry, held, today
 from memplan.api.analysis import ACCOUNTING_VERSION
 from memplan.api.check import checking as gate
-from memplan.api.check.compare_locks import Status, compare, diff
-from memplan.api.check.current import Current, Family, family_of
-from memplan.api.check.lock import (
-    TopTensors,
+from memplan.api.check.differences import changed_fields, new_tensors
+from memplan.api.check.finding import Kind
+from memplan.api.check.lock import write_lock
+from memplan.api.check.measure import family_of
+from memplan.api.check.peak import Peak, TopTensors
+
+
+@pytest.mark.parametrize(
+    ("peak", "tolerance", "cap", "kind"),
+    [
+        (100 * MIB, None, None, Kind.OK),
+        (100 * MIB + 1, None, None, Kind.REGRESSED),
+        (100 * MIB - 1, None, None, Kind.IMPROVED),
+        (101 * MIB, "1%", None, Kind.OK),
+        (101 * MIB + 1, "1%", None, Kind.REGRESSED),
+        (102 * MIB, "2MiB", None, Kind.OK),
+        (102 * MIB + 1, "2MiB", None, Kind.REGRESSED),
+        (100 * MIB, None, 100 * MIB, Kind.OK),
+        (100 * MIB, None, 100 * MIB - 1, Kind.OVER_CAP),
+        (90 * MIB, None, 80 * MIB, Kind.OVER_CAP),
+        (101 * MIB, "1%", 100 * MIB, Kind.OVER_CAP),
+        (102 * MIB, None, 100 * MIB, Kind.REGRESSED),
+    ],
 )
-from memplan.api.check.lock_writer import write_lock
+def test_peak_against_limits(peak: int, tolerance: str | None, cap: int | None, kind: Kind) -> None:
+    locked = an_entry(tolerance=tolerance)
+    found = held(locked, today(locked, peak_bytes=peak), cap_bytes=cap)
+    failed = kind in (Kind.REGRESSED, Kind.OVER_CAP)
+    assert (found.kind, found.failed) == (kind, failed)
+    assert found.status == ("regressed" if failed else kind)
 
 
-class TestStatus:
-    @pytest.mark.parametrize(
-        ("peak", "tolerance", "cap", "status"),
-        [
-            (100 * MIB, None, None, Status.OK),
-            (100 * MIB + 1, None, None, Status.REGRESSED),
-            (100 * MIB - 1, None, None, Status.IMPROVED),
-            (101 * MIB, "1%", None, Status.OK),
-            (101 * MIB + 1, "1%", None, Status.REGRESSED),
-            (102 * MIB, "2MiB", None, Status.OK),
-            (102 * MIB + 1, "2MiB", None, Status.REGRESSED),
-            (100 * MIB, None, 100 * MIB, Status.OK),
-            (100 * MIB, None, 100 * MIB - 1, Status.REGRESSED),
-            (90 * MIB, None, 80 * MIB, Status.REGRESSED),
-            (101 * MIB, "1%", 100 * MIB, Status.REGRESSED),
-        ],
-    )
-    def test_peak_against_limits(
-        self, peak: int, tolerance: str | None, cap: int | None, status: Status
-    ) -> None:
-        locked = an_entry(tolerance=tolerance)
-        entry = compare(locked, today(locked, peak_bytes=peak), Path("m.onnx"), 5, cap)
-        assert entry.status is status
-        assert entry.failed == (status is Status.REGRESSED)
-        assert entry.delta_bytes == peak - 100 * MIB
+def test_another_memory_model_is_no_regression() -> None:
+    locked = an_entry(accounting=ACCOUNTING_VERSION + 1)
+    now = today(an_entry(), peak_bytes=900 * MIB)
+    found = held(locked, now)
+    assert found.kind is Kind.ACCOUNTING
+    assert not found.failed
+    assert found.limit_bytes is None
+    assert held(locked, now, cap_bytes=899 * MIB).failed
 
-    def test_another_memory_model_is_no_regression(self) -> None:
-        locked = an_entry(accounting=ACCOUNTING_VERSION + 1)
-        now = today(an_entry(), peak_bytes=900 * MIB)
-        entry = compare(locked, now, Path("m.onnx"))
-        assert entry.status is Status.ACCOUNTING
-        assert not entry.failed
-        assert entry.limit_bytes is None
-        assert compare(locked, now, Path("m.onnx"), 0, 899 * MIB).failed
 
-    def test_same_peak_in_another_graph_is_ok(self) -> None:
-        locked = an_entry()
-        entry = compare(locked, today(locked, fingerprint="0" * 32), Path("m.onnx"))
-        assert entry.status is Status.OK
-        assert diff(locked, today(locked, fingerprint="0" * 32)).fields == ("fingerprint",)
+@pytest.mark.parametrize(
+    ("locked", "newer", "base", "now", "kind", "limit", "source"),
+    [
+        (100, 0, 90, 100, Kind.OK, 100, "memplan.lock:9"),
+        (100, 0, 120, 110, Kind.REGRESSED, 100, "memplan.lock:9"),
+        (100, 0, 80, 90, Kind.IMPROVED, 100, "memplan.lock:9"),
+        (None, 0, 90, 91, Kind.REGRESSED, 90, "the base"),
+        (None, 0, 90, 89, Kind.IMPROVED, 90, "the base"),
+        (None, 0, None, 90, Kind.NEW, None, "the base"),
+        (100, 1, 90, 91, Kind.REGRESSED, 90, "the base"),
+        (100, 1, 90, 90, Kind.ACCOUNTING, 90, "the base"),
+        (100, 1, None, 99, Kind.ACCOUNTING, None, "the base"),
+    ],
+)
+def test_a_model_is_held_against_one_thing(
+    locked: int | None,
+    newer: int,
+    base: int | None,
+    now: int,
+    kind: Kind,
+    limit: int | None,
+    source: str,
+) -> None:
+    """The lock, unless it is of a newer memory model, else the base."""
+    entry, there = None, None
+    if locked is not None:
+        entry = an_entry(peak_bytes=locked, accounting=ACCOUNTING_VERSION + newer)
+    if base is not None:
+        there = today(an_entry(), peak_bytes=base)
+    found = held(entry, today(an_entry(), peak_bytes=now), base=there, base_at="the base")
+    assert (found.kind, found.limit_bytes, found.source) == (kind, limit, source)
+    # Why it has grown is told best by the base, unless that needs as much.
+    if base is not None:
+        assert (found.explained is there) == (base < now)
+
+
+def test_a_base_gets_the_tolerance_of_the_lock() -> None:
+    locked = an_entry(accounting=ACCOUNTING_VERSION + 1, tolerance="2%")
+    found = held(locked, today(an_entry()), base=today(an_entry(), peak_bytes=99 * MIB))
+    assert found.limit_bytes == 99 * MIB + 99 * MIB // 50
+    assert found.kind is Kind.ACCOUNTING
+
+
+def test_same_peak_in_another_graph_is_ok() -> None:
+    locked = an_entry()
+    now = today(locked, fingerprint="0" * 32)
+    assert held(locked, now).kind is Kind.OK
+    assert changed_fields(locked, now) == ("fingerprint",)
 
 
 def test_a_bug_met_in_one_model_hides_nothing(
@@ -69,7 +111,7 @@ def test_a_bug_met_in_one_model_hides_nothing(
     for entry in locked:
         Path(entry.path).touch()
 
-    def measure(file: Path, path: str, *_: object) -> tuple[Current, frozenset[str]]:
+    def measure(file: Path, path: str, *_: object) -> tuple[Peak, frozenset[str]]:
         if path == "a.onnx":
             raise ZeroDivisionError("in a")
         return today(an_entry(path=path), peak_bytes=200 * MIB), frozenset()
@@ -79,19 +121,17 @@ def test_a_bug_met_in_one_model_hides_nothing(
     request = gate.CheckRequest(Path("memplan.lock"))
     result = gate.run_check(request, lambda *step: seen.append(step))
     assert seen == [(0, 2, "a.onnx"), (1, 2, "b.onnx")]
-    assert [(entry.path, entry.status) for entry in result.entries] == [
-        ("b.onnx", Status.REGRESSED)
-    ]
-    (failure,) = result.failures
-    assert failure.error.exit_code == 70
-    assert "ZeroDivisionError: in a" in failure.error.message
+    assert [(each.path, each.kind) for each in result.entries] == [("b.onnx", Kind.REGRESSED)]
+    (error,) = result.errors.values()
+    assert error.exit_code == 70
+    assert "ZeroDivisionError: in a" in error.message
     before = Path("memplan.lock").read_bytes()
-    assert not gate.run_update(request).accepted
+    assert gate.run_update(request).updated is False
     assert Path("memplan.lock").read_bytes() == before
 
 
-def family(name: str, count: int, size: int, tensor_class: str = "stash") -> Family:
-    return Family(TopTensors(name, tensor_class, count, size), "MatMul mm (backward)")
+def tensors(name: str, count: int, size: int, tensor_class: str = "stash") -> TopTensors:
+    return TopTensors(name, tensor_class, count, size)
 
 
 class TestFamilies:
@@ -118,28 +158,28 @@ class TestFamilies:
 
     def test_more_of_a_family(self) -> None:
         locked = an_entry()
-        (found,) = diff(locked, today(locked, (family("act*", 11, 10 * MIB),))).families
+        (found,) = new_tensors(locked, today(locked, top=(tensors("act*", 11, 10 * MIB),)))
         assert (found.count, found.exact, found.grew_from_bytes) == (3, True, None)
 
     def test_same_family_larger(self) -> None:
         locked = an_entry()
-        (found,) = diff(locked, today(locked, (family("act*", 8, 12 * MIB),))).families
+        (found,) = new_tensors(locked, today(locked, top=(tensors("act*", 8, 12 * MIB),)))
         assert (found.count, found.grew_from_bytes) == (8, 10 * MIB)
 
     def test_renumbered_tensors_are_not_new(self) -> None:
         locked = an_entry(top=(TopTensors("act_1", "stash", 1, 80 * MIB),))
-        assert not diff(locked, today(locked, (family("act_7", 1, 80 * MIB),))).families
+        assert not new_tensors(locked, today(locked, top=(tensors("act_7", 1, 80 * MIB),)))
 
     def test_a_complete_list_makes_everything_else_new(self) -> None:
         locked = an_entry()
-        now = today(locked, (*today(locked).families, family("tiny", 1, 8)))
-        (found,) = diff(locked, now).families
-        assert (found.family.tensors.name, found.exact) == ("tiny", True)
+        now = today(locked, top=(*locked.top, tensors("tiny", 1, 8)))
+        (found,) = new_tensors(locked, now)
+        assert (found.tensors.name, found.exact) == ("tiny", True)
 
     def test_what_may_have_been_unlisted_is_not_called_new(self) -> None:
         # 30 MiB of the locked peak are not in the list, and a family there has at most 10.
         top = (TopTensors("a", "stash", 1, 40 * MIB), TopTensors("b", "stash", 1, 10 * MIB))
         locked = an_entry(top=top)
-        now = today(locked, (family("x", 1, 10 * MIB), family("y*", 2, 8 * MIB)))
-        (found,) = diff(locked, now).families
-        assert (found.family.tensors.name, found.exact) == ("y*", False)
+        now = today(locked, top=(tensors("x", 1, 10 * MIB), tensors("y*", 2, 8 * MIB)))
+        (found,) = new_tensors(locked, now)
+        assert (found.tensors.name, found.exact) == ("y*", False)

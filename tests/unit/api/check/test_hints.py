@@ -9,9 +9,7 @@ import pytest
 
 from helpers.locks import MIB
 from memplan.api.check.hints import accept_command, exact_size, fit_command, key_of
-from memplan.api.check.lock import (
-    Binding,
-)
+from memplan.api.check.peak import Binding
 from memplan.errors import UsageError
 from memplan.units import parse_size
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from helpers.locks import MIB, an_entry
-from memplan.api.check.lock import (
-    LockEntry,
-    TopTensors,
-    path_problem,
-    read_lock,
-    tolerance_bytes,
-)
-from memplan.api.check.lock_writer import lock_text, toml_string, write_lock
+from memplan.api.check.lock import lock_text, path_problem, read_lock, write_lock
+from memplan.api.check.peak import TOP_FAMILIES, Peak, TopTensors, tolerance_bytes
+from memplan.api.check.toml import toml_value
 from memplan.errors import LockError, UsageError
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -31,14 +27,14 @@ SIZES = st.integers(min_value=0, max_value=2**62)
 PATHS = (
     st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
     .map(posixpath.normpath)
-    .filter(lambda path: path_problem(path) is None)
+    .filter(lambda path: not path_problem(path))
 )
 
 
 @st.composite
-def entries(draw: st.DrawFn) -> LockEntry:
+def entries(draw: st.DrawFn) -> Peak:
     top = st.builds(TopTensors, TEXTS, TEXTS, SIZES, SIZES)
-    return LockEntry(
+    return Peak(
         path=draw(PATHS),
         fingerprint=draw(TEXTS),
         accounting=draw(SIZES),
@@ -51,6 +47,12 @@ def entries(draw: st.DrawFn) -> LockEntry:
         classes=draw(st.dictionaries(TEXTS, SIZES, max_size=3)),
         top=tuple(draw(st.lists(top, max_size=3))),
         tolerance=draw(st.sampled_from([None, 0, 17, "1%", "2MiB", "0", "1.5 %"])),
+        state=draw(st.sampled_from([None, "in-place", "apart"])),
+        runtime=draw(st.none() | TEXTS),
+        as_loaded=draw(st.none() | st.booleans()),
+        structure=draw(st.none() | TEXTS),
+        operators=draw(st.none() | st.dictionaries(TEXTS, SIZES, max_size=3)),
+        inputs=draw(st.none() | st.dictionaries(TEXTS, TEXTS, max_size=3)),
     )
 
 
@@ -58,7 +60,7 @@ class TestRoundTrip:
     @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
     @example([an_entry(path="od\"d\\ \n\u2028\x7f]#'=.onnx"), an_entry(path="../up/π 模型.onnx")])
     @given(st.lists(entries(), max_size=4, unique_by=lambda entry: entry.path))
-    def test_what_is_written_reads_back(self, tmp_path: Path, written: list[LockEntry]) -> None:
+    def test_what_is_written_reads_back(self, tmp_path: Path, written: list[Peak]) -> None:
         file = tmp_path / "memplan.lock"
         write_lock(file, written)
         lock = read_lock(file)
@@ -76,9 +78,45 @@ class TestRoundTrip:
         assert text.index('[models."a"]') < text.index('[models."b"]')
         assert "dims = { a = 2, z = 1 }" in text
 
+    def test_the_bytes_are_those_of_every_memplan(self) -> None:
+        entry = an_entry(state="apart", runtime="onnxruntime 1.31.1", as_loaded=False)
+        entry = replace(
+            entry, structure="0a", operators={"com.x:Y": 2}, types={}, inputs={"x": "b"}
+        )
+        many = tuple(TopTensors(f"t{k}", "stash", 1, 99 - k) for k in range(TOP_FAMILIES + 5))
+        (table,) = lock_text([replace(entry, top=many[:1], tolerance=7)]).split("\n\n")[1:]
+        assert (
+            table
+            == """\
+[models."models/mlp.onnx"]
+fingerprint = "ffffffffffffffffffffffffffffffff"
+accounting = 5
+session = "tuned"
+provider = "cpu"
+state = "apart"
+runtime = "onnxruntime 1.31.1"
+as_loaded = false
+dims = { N = 32 }
+peak_bytes = 104857600
+peak_with_workspace_bytes = 105906176
+peak_node = "mul_5"
+classes = { weights = 20971520, stash = 83886080 }
+top = [
+    { name = "t0", class = "stash", count = 1, nbytes = 99 },
+]
+structure = "0a"
+operators = { "com.x:Y" = 2 }
+types = {}
+inputs = { x = "b" }
+tolerance = 7
+"""
+        )
+        assert lock_text([replace(entry, top=many)]).count("{ name") == TOP_FAMILIES
+        assert "\ntop = []\n" in lock_text([replace(entry, top=())])
+
     def test_invisible_characters_are_escaped(self) -> None:
-        assert toml_string("a\x1b\u202eb\n") == '"a\\u001B\\u202Eb\\n"'
-        assert toml_string("é π 模") == '"é π 模"'
+        assert toml_value("a\x1b\u202eb\n") == '"a\\u001B\\u202Eb\\n"'
+        assert toml_value("é π 模") == '"é π 模"'
 
     def test_windows_line_ends_and_byte_order_mark(self, tmp_path: Path) -> None:
         file = tmp_path / "memplan.lock"

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helpers.graphs import parse
+from helpers.locks import an_entry, held, today
 from helpers.models import DIMS, each, sample_models
 from helpers.odd_models import saved
 from memplan.api import versions
 from memplan.api.check.checking import CheckResult
-from memplan.api.check.compare_locks import Status, compare, diff
-from memplan.api.check.current import Current, measure
-from memplan.api.check.lock import Binding, LockEntry, read_lock
-from memplan.api.check.lock_writer import write_lock
+from memplan.api.check.differences import changed_fields
+from memplan.api.check.finding import Kind
+from memplan.api.check.lock import lock_text, read_lock, write_lock
+from memplan.api.check.measure import measure
+from memplan.api.check.peak import Binding, Peak
 from memplan.api.check.text import check_lines
 
 # Acos has no CUDA kernel, Shape and what is computed from it stays on the host.
@@ -29,48 +32,34 @@ ON_THE_HOST = {
 }
 
 
-def entry(**fields: object) -> LockEntry:
-    plain = LockEntry("m.onnx", "f", 5, "default", "cpu", {}, 1000, 1000, "node", {}, ())
-    return replace(plain, runtime="onnxruntime 1.31.1", as_loaded=True, **fields)  # type: ignore[arg-type]
+LOCKED = an_entry(
+    path="m.onnx", session="default", runtime="onnxruntime 1.31.1", as_loaded=True, peak_bytes=1000
+)
 
 
-def now(locked: LockEntry, **fields: object) -> Current:
-    return Current(replace(locked, **fields), 0, 1, "", 0, ())  # type: ignore[arg-type]
+def found(locked: Peak, **changes: Any) -> Kind:
+    return held(locked, today(locked, **changes)).kind
 
 
 def test_another_runtime_is_no_regression_where_figures_rest_on_it() -> None:
-    locked = entry()
-    grown = now(locked, peak_bytes=2000, runtime="onnxruntime 1.32.0")
-    found = compare(locked, grown, Path("m.onnx"))
-    assert found.status is Status.ACCOUNTING
-    line = check_lines(CheckResult(Path("memplan.lock"), (found,), ()))[0]
+    finding = held(LOCKED, today(LOCKED, peak_bytes=2000, runtime="onnxruntime 1.32.0"))
+    assert finding.kind is Kind.ACCOUNTING
+    line = check_lines(CheckResult(Path("memplan.lock"), (finding,)))[0]
     assert "onnxruntime 1.31.1 -> as loaded by onnxruntime 1.32.0" in line
-    unasked = now(locked, peak_bytes=2000, as_loaded=False)
-    assert compare(locked, unasked, Path("m.onnx")).status is Status.ACCOUNTING
+    assert found(LOCKED, peak_bytes=2000, as_loaded=False) is Kind.ACCOUNTING
 
 
 def test_a_regression_stays_one_with_the_same_runtime_and_in_tuned_sessions() -> None:
-    locked = entry()
-    assert compare(locked, now(locked, peak_bytes=2000), Path("m")).status is Status.REGRESSED
-    tuned = replace(locked, session="tuned", as_loaded=None)
-    grown = now(tuned, peak_bytes=2000, runtime="onnxruntime 1.32.0")
-    assert compare(tuned, grown, Path("m.onnx")).status is Status.REGRESSED
+    assert found(LOCKED, peak_bytes=2000) is Kind.REGRESSED
+    tuned = replace(LOCKED, session="tuned", as_loaded=None)
+    assert found(tuned, peak_bytes=2000, runtime="onnxruntime 1.32.0") is Kind.REGRESSED
 
 
 def test_equal_peaks_are_ok_and_the_version_is_told() -> None:
-    locked = entry()
-    other = now(locked, runtime="onnxruntime 1.32.0")
-    assert compare(locked, other, Path("m.onnx")).status is Status.OK
-    assert diff(locked, other).fields == ("runtime",)
-    unknown = replace(locked, runtime=None)
-    assert diff(unknown, now(locked)).fields == ()
-
-
-def test_a_lock_keeps_both_fields(tmp_path: Path) -> None:
-    path = tmp_path / "memplan.lock"
-    for written in (entry(), replace(entry(), runtime=None, as_loaded=None)):
-        write_lock(path, [written])
-        assert read_lock(path).entries["m.onnx"] == written
+    assert found(LOCKED, runtime="onnxruntime 1.32.0") is Kind.OK
+    other = today(LOCKED, runtime="onnxruntime 1.32.0")
+    assert changed_fields(LOCKED, other) == ("runtime",)
+    assert changed_fields(replace(LOCKED, runtime=None), LOCKED) == ()
 
 
 def test_another_installed_version_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,13 +78,13 @@ def test_another_installed_version_is_said(monkeypatch: pytest.MonkeyPatch) -> N
 def reads_back(file: Path, dims: dict[str, int], folder: Path) -> None:
     """Classes of the entry are whole numbers that sum to the peak, and the lock reads back."""
     found, _ = measure(file, "m.onnx", Binding(dims, "tuned", "cuda"))
-    classes = found.entry.classes
+    classes = found.classes
     assert min(classes.values(), default=0) >= 0
-    assert sum(classes.values()) == found.entry.peak_bytes
-    assert found.floor_bytes <= (found.entry.peak_with_workspace_bytes or 0)
+    assert sum(classes.values()) == found.peak_bytes
+    assert found.floor_bytes <= (found.peak_with_workspace_bytes or 0)
     lock = folder / "memplan.lock"
-    write_lock(lock, [found.entry])
-    assert read_lock(lock).entries["m.onnx"] == found.entry
+    write_lock(lock, [found])
+    assert lock_text(read_lock(lock).entries.values()) == lock_text([found])
 
 
 @pytest.mark.parametrize("name", ON_THE_HOST)

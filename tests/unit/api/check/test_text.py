@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-from helpers.locks import MIB, an_entry, today
+from helpers.locks import LOCK, MIB, an_entry, held, today
 from memplan.api.check.checking import CheckResult
-from memplan.api.check.compare_locks import compare
-from memplan.api.check.current import Current
-from memplan.api.check.lock import (
-    LockEntry,
-)
+from memplan.api.check.peak import Peak
 from memplan.api.check.text import check_lines
 
 
 class TestText:
-    def text(self, locked: LockEntry, now: Current, cap: int | None = None) -> str:
-        entry = compare(locked, now, Path(locked.path), 5, cap)
-        return "\n".join(check_lines(CheckResult(Path("memplan.lock"), (entry,), ())))
+    def text(self, locked: Peak, now: Peak, cap: int | None = None) -> str:
+        found = held(locked, now, cap_bytes=cap)
+        return "\n".join(check_lines(CheckResult(LOCK, (found,))))
 
     def test_a_small_growth_is_told_in_bytes(self) -> None:
         locked = an_entry()

@@ -12,12 +12,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from helpers.locks import MIB, an_entry, today
+from helpers.locks import LOCK, MIB, an_entry, held, today
 from memplan.api.analysis import ACCOUNTING_VERSION
 from memplan.api.check.base import BaseCommit
-from memplan.api.check.checking import CheckResult, Unreadable
-from memplan.api.check.compare_locks import CheckEntry, Status, compare
-from memplan.api.check.lock import TopTensors
+from memplan.api.check.checking import CheckResult
+from memplan.api.check.finding import Finding, Kind
+from memplan.api.check.peak import TopTensors
 from memplan.errors import ModelError
 from memplan.report.check.annotations import MOST, github_annotations
 from memplan.report.check.benchmark import benchmark
@@ -26,32 +26,33 @@ from memplan.report.check.formats import FORMATS
 from memplan.report.check.junit import junit
 from memplan.report.check.markdown import MARKER, MOST_CHARACTERS, markdown
 
-LOCK = Path("memplan.lock")
 
-
-def entry(path: str = "models/gpt_tiny.train.onnx", grown: int = MIB, **more: Any) -> CheckEntry:
+def entry(
+    path: str = "models/gpt_tiny.train.onnx", grown: int = MIB, line: int = 9, **more: Any
+) -> Finding:
     """A model whose peak of 100 MiB grew by so many bytes, all of it a stash."""
     locked = an_entry(path=path)
     top = (*locked.top, TopTensors("probs*", "stash", 12, grown // 12))
     now = today(locked, peak_bytes=locked.peak_bytes + grown, fingerprint="0" * 32, top=top)
-    return replace(compare(locked, now, Path(path), 9), **more)
+    return held(locked, now, line, **more)
 
 
-def result(*entries: CheckEntry, failures: tuple[Unreadable, ...] = ()) -> CheckResult:
-    return CheckResult(LOCK, entries, failures)
+def result(*findings: Finding) -> CheckResult:
+    return CheckResult(LOCK, findings)
 
 
 def one_of_each() -> CheckResult:
     """Every status once, and a model that could not be read."""
     other = an_entry(path="other.onnx", accounting=ACCOUNTING_VERSION + 1)
+    gone, bad, problem = Path("gone.onnx"), Path("bad.onnx"), ModelError("no\nmodel", "export it")
     return result(
         entry("grown.onnx"),
         entry("smaller.onnx", -MIB),
         entry("same.onnx", 0),
-        compare(other, today(an_entry(path="other.onnx"), peak_bytes=1), Path("other.onnx"), 3),
-        CheckEntry("gone.onnx", Path("gone.onnx"), Status.MISSING, locked=an_entry(), line=20),
-        CheckEntry("unknown.onnx", Path("unknown.onnx"), Status.ORPHAN, now=today(an_entry())),
-        failures=(Unreadable("bad.onnx", ModelError("bad.onnx is\nnot a model", "export it")),),
+        held(other, today(an_entry(path="other.onnx"), peak_bytes=1)),
+        Finding("gone.onnx", gone, Kind.MISSING, locked=an_entry(), line=20),
+        held(None, today(an_entry(path="unknown.onnx"))),
+        Finding("bad.onnx", bad, Kind.UNREADABLE, error=problem),
     )
 
 
@@ -215,10 +216,8 @@ class TestMarkdown:
     def test_the_base_has_a_column(self) -> None:
         locked = an_entry()
         now, base = today(locked, peak_bytes=130 * MIB), today(locked, peak_bytes=110 * MIB)
-        found = compare(locked, now, Path("m.onnx"), 9, None, base)
-        text = markdown(
-            CheckResult(LOCK, (found,), (), BaseCommit("origin/main", "0123456789abcdef"))
-        )
+        found = held(locked, now, base=base)
+        text = markdown(CheckResult(LOCK, (found,), BaseCommit("origin/main", "0123456789abcdef")))
         assert "| model | locked | base | now | change | why |" in text
         assert "| 100 MiB | 110 MiB | 130 MiB | **+30.0 MiB (+30.0%)** |" in text
         assert "base: the merge-base with `origin/main`, 012345678\n" in text
@@ -251,9 +250,8 @@ def test_the_same_values_give_the_same_text(form: str) -> None:
 
 
 def test_a_lock_that_is_too_loose_is_a_finding_with_strict() -> None:
-    loose = entry(grown=-MIB)
-    assert not result(loose).failed
-    found = result(replace(loose, strict=True))
+    assert not result(entry(grown=-MIB)).failed
+    found = result(entry(grown=-MIB, strict=True))
     assert found.failed
     assert "the lock allows 1.00 MiB more than is needed (--strict)" in junit(found)
     assert "memplan check --update" in github_annotations(found)
@@ -269,7 +267,7 @@ def test_what_a_model_calls_its_tensors_is_text(name: str) -> None:
     locked = an_entry()
     top = (*locked.top, TopTensors(name, "stash", 2, 60 * MIB))
     now = today(locked, peak_bytes=200 * MIB, fingerprint="0" * 32, top=top, peak_node=name)
-    found = result(compare(locked, now, Path("m.onnx"), 9))
+    found = result(held(locked, now))
     texts = {form: render(found) for form, render in FORMATS.items()}
     assert all(c.isprintable() or c == "\n" for text in texts.values() for c in text)
     assert texts["github"].count("\n") == 2

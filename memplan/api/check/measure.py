@@ -1,15 +1,15 @@
-"""What a model needs today, in the form that a lock keeps."""
+"""What a model needs today, as a value that a lock can keep."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from memplan.api.analysis import ACCOUNTING_VERSION, Analysis, analyze_session
-from memplan.api.check.lock import Binding, LockEntry, TopTensors
-from memplan.api.check.traits import traits_of
+from memplan.api.check.peak import Binding, Peak, TopTensors
+from memplan.api.check.traits import element_types, inputs_of, operators_of, structure
 from memplan.api.open_step import open_step
 from memplan.api.state_modes import as_recorded, runs_in_place
 from memplan.errors import ModelError
@@ -22,9 +22,6 @@ from memplan.shapes.prepare import prepare
 from memplan.simulate.session import session_kind
 from memplan.units import printable
 
-# Families, not tensors: ten of them are most of the peak, and a lock stays short enough to review.
-TOP_FAMILIES = 10
-
 
 class UnboundDimsError(ModelError):
     """Some of the model's ``symbolic`` dimensions have no size: those in ``names``."""
@@ -35,48 +32,9 @@ class UnboundDimsError(ModelError):
         self.symbolic = symbolic
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Tensors of one size and name pattern at the peak, and who holds the first of them."""
-
-    tensors: TopTensors
-    held_by: str
-
-
-@dataclass(frozen=True, slots=True)
-class Current:
-    """A model as it is now. ``step`` is the peak's (from 0) among ``steps``; bytes as in analyze.
-
-    ``floor_bytes`` is the structural floor with workspace; ``families`` are all of them, largest
-    total first. ``state_unsaid``: the lock does not say where the state lies, so it is counted as
-    such a lock meant it; ``trained_in_place``: a trainer runs it otherwise, in place.
-    """
-
-    entry: LockEntry
-    step: int
-    steps: int
-    phase: str
-    floor_bytes: int
-    families: tuple[Family, ...]
-    state_unsaid: bool = False
-    trained_in_place: bool = False
-
-
-def family_of(name: str) -> str:
-    """What tensors of one kind have in common: ``gelu``, ``gelu_3`` and ``gelu*`` are one family.
-
-    Exporters number the tensors of an operator; the number shifts when a layer is added.
-    """
-    # Not by a pattern for the end: it would be tried anew at every '_*' of a name.
-    pattern = re.sub(r"[0-9]+", "*", name)
-    while pattern.endswith("*"):
-        pattern = pattern[:-2] if pattern.endswith("_*") else pattern[:-1]
-    return pattern
-
-
 def measure(
     file: Path, path: str, binding: Binding, tolerance: str | int | None = None
-) -> tuple[Current, frozenset[str]]:
+) -> tuple[Peak, frozenset[str]]:
     """Analyze the model in ``file`` for the entry ``path``; also its symbolic dimensions' names.
 
     Sizes in ``binding`` for dimensions that the model does not have are left out.
@@ -92,35 +50,29 @@ def measure(
         raise UnboundDimsError(file, unbound, symbolic)
     dims = {name: size for name, size in binding.dims.items() if name in symbolic}
     kind = session_kind(binding.session, binding.provider)
-    # A lock holds on any machine, so nothing in it may depend on the processor.
     metadata = get_metadata(model)
     state: Sequence[str] = (binding.state,) if binding.state else ()
     if binding.state is None:
         state = as_recorded(metadata, ())
     found = open_step(prepare(model, file, dims), kind, state=state)
+    # A lock holds on any machine, so nothing in it may depend on the processor.
     analysis = analyze_session(found, kind, portable=True)
     tuned = kind.name == "tuned"
     apart = tuned and get_metadata(found.prepared.proto).get(STATE) == APART
-    now = replace(
-        current(analysis, path, tolerance, APART if apart else None),
+    peak = replace(
+        _peak(analysis, path),
+        tolerance=tolerance,
+        state=IN_PLACE if analysis.graph.state is not None else APART if apart else None,
         state_unsaid=binding.state is None,
         trained_in_place=tuned and runs_in_place(metadata),
     )
-    return now, symbolic
+    return peak, symbolic
 
 
-def current(
-    analysis: Analysis,
-    path: str,
-    tolerance: str | int | None = None,
-    state: str | None = None,
-) -> Current:
-    """An analysis as the entry ``path`` of a lock, with what its report needs beside; ``state``:
-    where its state lies if that is not in place."""
-    timeline = analysis.timeline
-    found = families(analysis)
-    contract = analysis.contract
-    entry = LockEntry(
+def _peak(analysis: Analysis, path: str) -> Peak:
+    timeline, graph, contract = analysis.timeline, analysis.graph, analysis.contract
+    order = timeline.order
+    return Peak(
         path=path,
         fingerprint=analysis.fingerprint,
         accounting=ACCOUNTING_VERSION,
@@ -131,25 +83,21 @@ def current(
         peak_with_workspace_bytes=timeline.peak_with_workspace_bytes,
         peak_node=analysis.peak_node,
         classes={str(name): nbytes for name, nbytes in analysis.by_class.items()},
-        top=tuple(family.tensors for family in found[:TOP_FAMILIES]),
-        tolerance=tolerance,
+        top=families(analysis),
         runtime=installed_runtime() or None,
-        state=state if analysis.graph.state is None else IN_PLACE,
         as_loaded=analysis.as_loaded if analysis.asked or not analysis.as_loaded else None,
-        traits=traits_of(analysis.graph, contract.named(Role.BATCH) if contract else ()),
-    )
-    order = timeline.order
-    return Current(
-        entry=entry,
+        structure=structure(graph),
+        operators=operators_of(graph),
+        types=element_types(graph),
+        inputs=inputs_of(graph, contract.named(Role.BATCH) if contract else ()),
         step=timeline.peak_step,
         steps=len(order),
         phase=str(analysis.phases.of[order[timeline.peak_step]]) if order else "",
         floor_bytes=analysis.floor_with_workspace_bytes,
-        families=found,
     )
 
 
-def families(analysis: Analysis) -> tuple[Family, ...]:
+def families(analysis: Analysis) -> tuple[TopTensors, ...]:
     """The computed tensors at the peak by family, class and size, largest total first."""
     members: dict[tuple[str, str, int], list[tuple[str, str]]] = {}
     for live in analysis.at_peak:
@@ -157,11 +105,23 @@ def families(analysis: Analysis) -> tuple[Family, ...]:
         members.setdefault(key, []).append((live.name, live.held_by))
     found = []
     for (family, tensor_class, nbytes), names in members.items():
-        name = names[0][0] if len(names) == 1 else f"{family}*"
-        found.append(Family(TopTensors(name, tensor_class, len(names), nbytes), names[0][1]))
+        name, held_by = names[0]
+        shown = name if len(names) == 1 else f"{family}*"
+        found.append(TopTensors(shown, tensor_class, len(names), nbytes, held_by))
     return tuple(sorted(found, key=_largest_first))
 
 
-def _largest_first(family: Family) -> tuple[int, str, str, int]:
-    tensors = family.tensors
+def _largest_first(tensors: TopTensors) -> tuple[int, str, str, int]:
     return -tensors.total_bytes, tensors.name, tensors.tensor_class, tensors.nbytes
+
+
+def family_of(name: str) -> str:
+    """What tensors of one kind have in common: ``gelu``, ``gelu_3`` and ``gelu*`` are one family.
+
+    Exporters number the tensors of an operator; the number shifts when a layer is added.
+    """
+    # Not by a pattern for the end: it would be tried anew at every '_*' of a name.
+    pattern = re.sub(r"[0-9]+", "*", name)
+    while pattern.endswith("*"):
+        pattern = pattern[:-2] if pattern.endswith("_*") else pattern[:-1]
+    return pattern

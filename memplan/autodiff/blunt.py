@@ -5,7 +5,6 @@ A user's forward graph may have such nodes, and what is written from it must not
 
 1. the vector behind a transposed matrix is written as a column;
 2. a ``Pad`` of zeros in front of a pool names its axes, which keeps the runtime from fusing them;
-   before opset 18, ``MaxPool`` has its indices as a second output instead, which nobody reads;
 3. what is scattered with a reduction in float16 or bfloat16 is so in float32.
 """
 
@@ -23,10 +22,8 @@ from memplan.ops.sharp_edges import Edge, sharp_edges
 from memplan.proto.edit import replace_nodes
 from memplan.proto.names import NameAuthority, defined_names
 from memplan.proto.nodes import all_nodes, subgraphs
-from memplan.proto.opset import allow_initializers, default_opset
+from memplan.proto.opset import allow_initializers
 
-_AXES_OF_PAD = 18
-_AXES_AS_INPUT = 13
 _SCATTERS = ("ScatterElements", "ScatterND")
 _TYPES = {"float16": onnx.TensorProto.FLOAT16, "bfloat16": onnx.TensorProto.BFLOAT16}
 Key = tuple[str, str]
@@ -47,16 +44,15 @@ def make_blunt(model: onnx.ModelProto) -> None:
     if narrow or {Edge.VECTOR, Edge.POOL} & set(edges.values()):
         allow_initializers(model)
         names = NameAuthority((*defined_names(model.graph), *(node.name for node in nodes)))
-        _Remaking(default_opset(model), names, edges, narrow).walk(model.graph)
+        _Remaking(names, edges, narrow).walk(model.graph)
 
 
 class _Remaking:
     """Writes nodes otherwise, in all graphs of a model."""
 
     def __init__(
-        self, opset: int, names: NameAuthority, edges: Mapping[Key, Edge], narrow: Mapping[Key, int]
+        self, names: NameAuthority, edges: Mapping[Key, Edge], narrow: Mapping[Key, int]
     ) -> None:
-        self.opset = opset
         self.names = names
         self.edges = edges
         self.narrow = narrow
@@ -88,17 +84,10 @@ class _Remaking:
         axis = self._constant(graph, np.array([1], np.int64))
         end = self._constant(graph, np.array([-1], np.int64))
         return [
-            self._view(node, "Unsqueeze", vector, column, 1, axis),
+            self._like(node, "Unsqueeze", [vector, axis], [column]),
             self._like(node, "MatMul", [matrix, column], [product], node.name),
-            self._view(node, "Squeeze", product, node.output[0], -1, end),
+            self._like(node, "Squeeze", [product, end], [node.output[0]]),
         ]
-
-    def _view(
-        self, like: onnx.NodeProto, op: str, source: str, made: str, axis: int, axes: str
-    ) -> onnx.NodeProto:
-        if self.opset >= _AXES_AS_INPUT:
-            return self._like(like, op, [source, axes], [made])
-        return self._like(like, op, [source], [made], axes=[axis])
 
     def _pool(
         self, graph: onnx.GraphProto, node: onnx.NodeProto, makers: dict[str, onnx.NodeProto]
@@ -107,10 +96,6 @@ class _Remaking:
         pad = makers[node.input[0]]
         while pad.op_type == "Identity":
             pad = makers[pad.input[0]]
-        if self.opset < _AXES_OF_PAD:
-            if node.op_type == "MaxPool":
-                node.output.append(self._new(node.output[0], "indices"))
-            return
         rank = 2 + len(next(item.ints for item in node.attribute if item.name == "kernel_shape"))
         pad.input.extend([""] * (3 - len(pad.input)))
         del pad.input[3:]

@@ -122,16 +122,15 @@ class Context(Operations):
         return any(item.name == name for item in self.node.attribute)
 
     def integers(self, slot: int, name: str) -> list[int] | None:
-        """Integers that newer opsets give as input ``slot`` and older ones as an attribute.
-
-        None if neither is there.
+        """The integers that input ``slot`` holds, which messages call ``name``; None if it is left
+        out.
 
         Raises:
             ModelError: they are computed at run time.
         """
         value = self.input(slot)
         if value is None:
-            return self.attribute(name, list[int]()) if self.has_attribute(name) else None
+            return None
         known = self.constant(value)
         if known is None:
             raise ModelError(

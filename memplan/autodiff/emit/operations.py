@@ -1,4 +1,4 @@
-"""What rules build with: operators whose form differs by opset, shapes that may be symbolic."""
+"""What rules build with: operators, and shapes that may be symbolic."""
 
 from __future__ import annotations
 
@@ -16,11 +16,6 @@ from memplan.proto.nodes import operator_key
 from memplan.shapes.tensor_type import Dim, Shape, TensorType
 
 INT64 = onnx.TensorProto.INT64
-# From this opset on, the axes of an operator are its second input (before: an attribute).
-_AXES_INPUT = {"ReduceSum": 13, "Squeeze": 13, "Unsqueeze": 13}
-_AXES_INPUT_OTHERS = 18
-ALLOWZERO = 14
-"""The first opset in which a 0 in the shape of a Reshape can be a size of its own."""
 _BEFORE_ALL = -(2**31)
 """The end of a slice that goes backwards to the first element."""
 
@@ -237,7 +232,7 @@ class Operations:
         return value if value.dtype == dtype else self.op("Cast", value, to=dtype)
 
     def reduce(self, op: str, value: Value, axes: Sequence[int], *, keepdims: bool = True) -> Value:
-        """A ``Reduce*`` over some axes (none: ``value`` itself), whatever the opset wants."""
+        """A ``Reduce*`` over some axes (none: ``value`` itself)."""
         return self._axes(op, value, axes, keepdims=int(keepdims)) if axes else value
 
     def over_count(self, value: Value, whole: Value, axes: Sequence[int]) -> Value:
@@ -252,9 +247,7 @@ class Operations:
         return self.reduce("ReduceSum", value, axes, keepdims=keepdims)
 
     def _axes(self, op: str, value: Value, axes: Sequence[int], **attributes: Any) -> Value:
-        if self.opset >= _AXES_INPUT.get(op, _AXES_INPUT_OTHERS):
-            return self.op(op, value, self.const(list(axes)), **attributes)
-        return self.op(op, value, axes=list(axes), **attributes)
+        return self.op(op, value, self.const(list(axes)), **attributes)
 
     # -- broadcasting --------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import onnx
 
 from memplan.autodiff.emit.gradient_registry import registered
 from memplan.autodiff.emit.value import Array
+from memplan.autodiff.forward.convert import at_opset
 from memplan.errors import InvalidNodeError, ModelError
 from memplan.proto.edit import copied, rename_reads
 from memplan.proto.limits import MOST_FOLDED
@@ -27,30 +28,28 @@ from memplan.shapes.prepare import inline_functions, name_nodes
 from memplan.shapes.shape_checks import check_stated, require_possible
 from memplan.shapes.tensor_type import FLOATS, UNKNOWN, UNNAMED, Dim, TensorType, read_type
 
-OLDEST_OPSET = 13
+OLDEST_OPSET = 18
+"""From this one on, what rules meet and make has one form: axes are inputs, scatters add."""
 _SMALL = 64
 
 
 def flat_copy(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy with model-local functions inlined and every node named.
+    """A copy with model-local functions inlined, every node named, and at a new opset if its own is
+    old.
 
     Function operators of ONNX that have a gradient of their own stay.
 
     Raises:
-        ModelError: the opset is older than 13, or a function cannot be inlined.
+        ModelError: a function cannot be inlined, or ONNX's converter refuses an operator.
     """
-    opset = default_opset(model)
-    if opset < OLDEST_OPSET:
-        raise ModelError(
-            f"gradients are built for opset {OLDEST_OPSET} and newer; the model has opset {opset}",
-            "convert it with onnx.version_converter",
-        )
     copy = copied(model)
     allow_initializers(copy)
     kept = frozenset(op for domain, op in registered() if domain == "")
     copy, _ = inline_functions(copy, kept)
     if model.functions:
         check_structure(copy, Path("the model with its functions inlined"))
+    if default_opset(copy) < OLDEST_OPSET:
+        copy = at_opset(copy)
     name_nodes(copy.graph)
     for node in copy.graph.node:
         for body in subgraphs(node):

@@ -15,7 +15,7 @@ from memplan.errors import ModelError
 from memplan.proto import native
 from memplan.proto.bare import without_weights
 from memplan.proto.edit import copied, replace_nodes
-from memplan.proto.nodes import domain_of
+from memplan.proto.nodes import domain_of, names_read
 from memplan.proto.opset import allow_initializers, default_opset
 from memplan.shapes.one_node import schema_of
 
@@ -23,6 +23,8 @@ MICROSOFT, ATEN = "com.microsoft", "org.pytorch.aten"
 OPSET = 20
 """What such files have at least: the oldest with Gelu, and with all that gradients need."""
 _IR_VERSION = 9  # of that opset
+_TRAINING_MODE = 14
+"""The first opset in which a BatchNormalization says whether it trains."""
 ADOPTED = frozenset({"LayerNormalization"})
 """Operators of the runtime that ONNX has defined since, as they were."""
 
@@ -65,7 +67,13 @@ def at_opset(model: onnx.ModelProto, opset: int = OPSET) -> onnx.ModelProto:
     graph = result.graph
     keep_domains(result, {domain_of(node) for node in graph.node})
     if before < opset:
+        told = {node.output[0]: list(node.metadata_props) for node in graph.node}
+        training = _in_training(graph) if before < _TRAINING_MODE else set()
         converted = _converted(without_weights(result, statements=True), opset)
+        for node in converted.graph.node:  # the converter leaves out what is said of nodes
+            node.metadata_props.extend(told.get(node.output[0], ()))
+            if node.output[0] in training:
+                node.attribute.add(name="training_mode", type=onnx.AttributeProto.INT, i=1)
         replace_nodes(graph, converted.graph.node)
         known = {t.name for t in graph.initializer} | {v.name for v in graph.input}
         graph.initializer.extend(t for t in converted.graph.initializer if t.name not in known)
@@ -74,6 +82,19 @@ def at_opset(model: onnx.ModelProto, opset: int = OPSET) -> onnx.ModelProto:
     allow_initializers(result)
     result.ir_version = max(result.ir_version, _IR_VERSION)
     return result
+
+
+def _in_training(graph: onnx.GraphProto) -> set[str]:
+    """What normalizations by the batch make: further outputs mean training. The converter stops at
+    the fourth and fifth, which no later opset has; nobody reads them."""
+    found = set()
+    read = names_read(graph.node) | {value.name for value in graph.output}
+    for node in graph.node:
+        if node.op_type == "BatchNormalization" and any(node.output[1:]):
+            found.add(node.output[0])
+            if not read.intersection(node.output[3:]):
+                del node.output[3:]
+    return found
 
 
 def _adopt(graph: onnx.GraphProto, opset: int) -> None:

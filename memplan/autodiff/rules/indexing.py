@@ -7,7 +7,7 @@ import numpy as np
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.gradient_registry import Gradients, gradient
 from memplan.autodiff.emit.value import Value
-from memplan.autodiff.rules.scattering import ADDING, add_along, add_at, add_slices
+from memplan.autodiff.rules.scattering import add_along, add_at, add_slices
 from memplan.autodiff.rules.slicing import Span, pad_to
 from memplan.errors import ModelError
 from memplan.shapes.tensor_type import TensorType
@@ -22,8 +22,6 @@ def gather(ctx: Context) -> Gradients:
     if run is not None:
         grad = ctx.dy if indices.rank else ctx.unsqueeze(ctx.dy, [axis])
         return (pad_to(ctx, grad, data, {axis: run}),)
-    if axis == 0 and ctx.opset < ADDING:
-        return (add_at(ctx, ctx.base(0), ctx.unsqueeze(indices, [indices.rank]), ctx.dy),)
     return (add_slices(ctx, ctx.base(0), indices, ctx.dy, axis),)
 
 

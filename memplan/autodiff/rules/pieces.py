@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.gradient_registry import Gradient, Gradients, gradient
-from memplan.autodiff.emit.operations import ALLOWZERO
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.rules.slicing import Span, pad_to, spans_of
 from memplan.shapes.tensor_type import TensorType
@@ -30,7 +29,7 @@ def tile(ctx: Context) -> Gradients:
     inner: tuple[int | str, ...] = tuple(n for dim in x.shape for n in ("", dim))
     # Of what may be empty, a 0 is a size of its own, not that of another dimension.
     empty = not all(isinstance(size, int) and size > 0 for size in x.shape)
-    zero = {"allowzero": 1} if empty and ctx.opset >= ALLOWZERO else {}
+    zero = {"allowzero": 1} if empty else {}
     apart = ctx.op("Reshape", ctx.dy, shape, result=TensorType(ctx.dy.dtype, inner), **zero)
     return (ctx.reshape_like(ctx.sum(apart, range(0, 2 * x.rank, 2), keepdims=False), x),)
 

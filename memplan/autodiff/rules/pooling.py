@@ -10,7 +10,7 @@ import onnx
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.gradient_registry import Gradients, gradient
 from memplan.autodiff.emit.value import Array, Value
-from memplan.autodiff.rules.scattering import ADDING, add_along
+from memplan.autodiff.rules.scattering import add_along
 from memplan.autodiff.rules.windows import SAME, Windows, spread, windows_of
 from memplan.errors import ModelError
 from memplan.shapes.tensor_type import NARROW_FLOATS
@@ -60,11 +60,9 @@ def max_pool(ctx: Context) -> Gradients:
         with ctx.in_forward():
             indices = ctx.cast(indices, _INT32)
     apart = all(windows.strides[k] >= windows.span(k) for k in range(windows.rank))
-    if ctx.opset < ADDING and not apart:
-        return (_by_taps(ctx, x, indices, windows, columns),)
     places, numbers = (ctx.reshape(v, (v.type.elements or "",)) for v in (indices, ctx.dy))
     # Narrow types are added in float32; where windows lie apart, nothing needs to be added.
-    adding = ctx.opset >= ADDING and not (apart and x.dtype in NARROW_FLOATS)
+    adding = not (apart and x.dtype in NARROW_FLOATS)
     flat = ctx.reshape(ctx.full_like(x) if columns or not adding else ctx.base(0), (count or "",))
     if adding:
         total = add_along(ctx, flat, places, numbers, 0)
@@ -74,53 +72,6 @@ def max_pool(ctx: Context) -> Gradients:
         return (ctx.reshape_like(total, x),)
     turned = ctx.reshape(total, (*x.shape[:2], *reversed(_sizes(ctx, x))))
     return (ctx.transpose(turned, [0, 1, *range(x.rank - 1, 1, -1)]),)
-
-
-def _by_taps(ctx: Context, x: Value, indices: Value, windows: Windows, columns: bool) -> Value:
-    """Without an adding scatter: a channel per element of the kernel, put in place by a kernel.
-
-    An element of a window holds the window's gradient if its index is the one kept, else 0.
-    """
-    sizes, counts = _sizes(ctx, x), _sizes(ctx, ctx.y)
-    planes, taps = x.shape[0], math.prod(windows.kernel)
-    if not isinstance(planes, int) or not isinstance(x.shape[1], int):
-        raise ModelError(
-            f"the gradient of MaxPool '{ctx.node.name}' needs static shapes before opset {ADDING}",
-            "convert the model with onnx.version_converter",
-        )
-    planes *= x.shape[1]
-    ctx.require_room(taps, max(taps, math.prod(counts)))
-    ctx.require_room(planes)
-    places = _places(windows, sizes, counts, columns)
-    firsts = np.arange(planes).reshape(planes, 1, *[1] * len(counts)) * math.prod(sizes)
-    own = ctx.reshape(indices, (planes, 1, *counts)) - ctx.const(firsts, indices.dtype)
-    hits = ctx.op("Equal", own, ctx.const(places, indices.dtype))
-    parts = ctx.op("Where", hits, ctx.reshape(ctx.dy, (planes, 1, *counts)), 0)
-    weight = ctx.const(np.eye(taps).reshape(taps, 1, *windows.kernel), x.dtype)
-    return ctx.reshape_like(spread(ctx, parts, weight, windows, (planes, 1, *sizes)), x)
-
-
-def _places(
-    windows: Windows, sizes: tuple[int, ...], counts: tuple[int, ...], columns: bool
-) -> Array:
-    """Taps × windows: the index of each element within its plane, -1 for padding."""
-    numbers = np.arange(math.prod(sizes)).reshape(sizes[::-1] if columns else sizes)
-    numbers = numbers.transpose() if columns else numbers
-    room = [windows.reach(k, count) for k, count in enumerate(counts)]
-    padded = np.pad(numbers, list(zip(windows.before, room, strict=True)), constant_values=-1)
-    return np.stack(
-        [
-            padded[
-                np.ix_(
-                    *[
-                        np.arange(count) * windows.strides[k] + tap[k] * windows.dilations[k]
-                        for k, count in enumerate(counts)
-                    ]
-                )
-            ]
-            for tap in np.ndindex(*windows.kernel)
-        ]
-    )
 
 
 @gradient("GlobalMaxPool", broadcast=True)

@@ -1,4 +1,4 @@
-"""Adding at indices, with and without the operators that opset 16 brought.
+"""Adding at indices.
 
 float16 and bfloat16 are added in float32. ONNX Runtime's CPU kernels refuse float16 when they run
 (1.31.1), and a long sum in so few bits stands still: 1 + ... + 1 ends at 256 in bfloat16.
@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import onnx
 
 from memplan.autodiff.emit.context import Context
-from memplan.autodiff.emit.operations import ALLOWZERO, INT64
+from memplan.autodiff.emit.operations import INT64
 from memplan.autodiff.emit.value import Value
-from memplan.errors import ModelError
 from memplan.shapes.tensor_type import NARROW_FLOATS, Shape, TensorType
 
-ADDING = 16
-"""The first opset in which ScatterElements and ScatterND can add."""
 _FLOAT, INT32 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT32
 _MOST_IN_32_BITS = 2**31
 
@@ -29,35 +25,23 @@ def add_at(ctx: Context, base: Value, indices: Value, updates: Value) -> Value:
     By ScatterND itself only where the sizes that number the rows are unknown: on the CPU, ONNX
     Runtime's kernel runs several threads that lose updates where an index occurs twice (1.31.1).
     """
-    if base.dtype in NARROW_FLOATS and ctx.opset >= ADDING:
+    if base.dtype in NARROW_FLOATS:
         whole = add_at(ctx, widened(ctx, base), indices, widened(ctx, updates))
         return ctx.cast(whole, base.dtype)
     depth = indices.shape[-1]
-    numbered = depth == 1 or (
-        isinstance(depth, int)
-        and depth > 1
-        and all(isinstance(dim, int) for dim in base.shape[:depth])
-    )
-    if ctx.opset >= ADDING and not numbered:
+    if depth == 1:
+        return add_slices(ctx, base, ctx.squeeze(indices, [indices.rank - 1]), updates, 0)
+    lead = base.shape[:depth] if isinstance(depth, int) else ()
+    sizes = [dim for dim in lead if isinstance(dim, int)]
+    if not sizes or len(sizes) < len(lead):
         places = ctx.cast(indices, INT64)
         return ctx.op("ScatterND", base, places, updates, reduction="add")
-    if ctx.opset >= ADDING and depth == 1:
-        return add_slices(ctx, base, ctx.squeeze(indices, [indices.rank - 1]), updates, 0)
-    depth = _size(ctx, depth)
-    sizes = [_size(ctx, dim) for dim in base.shape[:depth]]
     places = _rows(ctx, indices, sizes)
-    if ctx.opset >= ADDING:
-        rest = base.shape[depth:]
-        target = ctx.vector(
-            [ctx.const([math.prod(sizes)]), *(ctx.dims(base, [k]) for k in range(depth, base.rank))]
-        )
-        flat = TensorType(base.dtype, (math.prod(sizes), *rest))
-        rows = ctx.op("Reshape", base, target, result=flat)
-        return ctx.reshape_like(add_slices(ctx, rows, places, updates, 0), base)
-    width = math.prod(_size(ctx, dim) for dim in base.shape[depth:])
-    updates = ctx.op("Reshape", updates, ctx.const([-1, width]))
-    hits = _hits(ctx, ctx.op("Reshape", places, ctx.const([-1, 1])), math.prod(sizes), base.dtype)
-    return base + ctx.reshape_like(ctx.op("Gemm", hits, updates, transA=1), base)
+    count = math.prod(sizes)
+    rest = [ctx.dims(base, [k]) for k in range(len(lead), base.rank)]
+    flat = TensorType(base.dtype, (count, *base.shape[len(lead) :]))
+    rows = ctx.op("Reshape", base, ctx.vector([ctx.const([count]), *rest]), result=flat)
+    return ctx.reshape_like(add_slices(ctx, rows, places, updates, 0), base)
 
 
 def _rows(ctx: Context, indices: Value, sizes: list[int]) -> Value:
@@ -72,7 +56,7 @@ def add_slices(ctx: Context, base: Value, indices: Value, updates: Value, axis: 
     """``base`` with ``updates`` added where Gather along ``axis`` reads them."""
     flat = ctx.op("Reshape", indices, ctx.const([-1]))
     width = TensorType(base.dtype, base.shape[1:]).elements
-    if axis == 0 and ctx.opset >= ADDING and width and base.rank > 1:
+    if axis == 0 and width and base.rank > 1:
         return _add_rows(ctx, base, flat, updates, width)
     # One dimension of indices, repeated along the others.
     shape: Shape = (*base.shape[:axis], flat.shape[0], *base.shape[axis + 1 :])
@@ -81,7 +65,7 @@ def add_slices(ctx: Context, base: Value, indices: Value, updates: Value, axis: 
     target = ctx.vector(sizes)
     # Where there may be no index, a 0 is a size of its own, not that of another dimension.
     empty = indices.rank > 1 and not (isinstance(flat.shape[0], int) and flat.shape[0] > 0)
-    zero = {"allowzero": 1} if empty and ctx.opset >= ALLOWZERO else {}
+    zero = {"allowzero": 1} if empty else {}
     result = TensorType(base.dtype, shape)
     numbers = ctx.op("Reshape", updates, target, result=result, **zero)
     column = ctx.unsqueeze(flat, list(range(1, base.rank - axis)))
@@ -116,26 +100,10 @@ def _add_rows(ctx: Context, base: Value, indices: Value, updates: Value, width: 
 
 def add_along(ctx: Context, base: Value, indices: Value, updates: Value, axis: int) -> Value:
     """``base`` with ``updates`` added at ``indices``, as ScatterElements understands them."""
-    if base.dtype in NARROW_FLOATS and ctx.opset >= ADDING:
+    if base.dtype in NARROW_FLOATS:
         whole = add_along(ctx, widened(ctx, base), indices, widened(ctx, updates), axis)
         return ctx.cast(whole, base.dtype)
-    if ctx.opset >= ADDING:
-        return ctx.op("ScatterElements", base, indices, updates, axis=axis, reduction="add")
-    size = _size(ctx, base.shape[axis])
-    order = [k for k in range(base.rank) if k != axis] + [axis]
-    positive = ctx.op("Where", ctx.op("Less", indices, 0), indices + size, indices)
-    places, numbers = (ctx.transpose(value, order) for value in (positive, updates))
-    hits = _hits(ctx, ctx.unsqueeze(places, [base.rank]), size, base.dtype)
-    rows = ctx.unsqueeze(numbers, [base.rank - 1])
-    total = ctx.squeeze(ctx.op("MatMul", rows, hits), [base.rank - 1])
-    total = ctx.transpose(total, sorted(range(base.rank), key=lambda k: order[k]))
-    missing = [
-        0 if k == axis else _size(ctx, base.shape[k]) - _size(ctx, indices.shape[k])
-        for k in range(base.rank)
-    ]
-    if any(missing):
-        total = ctx.op("Pad", total, ctx.const([0] * base.rank + missing))
-    return base + total
+    return ctx.op("ScatterElements", base, indices, updates, axis=axis, reduction="add")
 
 
 def widened(ctx: Context, value: Value) -> Value:
@@ -163,20 +131,3 @@ def source_of(ctx: Context, value: Value) -> Value:
         return value
     source = ctx.tensor(made.input[0])
     return source if source.dtype in (_FLOAT, *NARROW_FLOATS) else value
-
-
-def _hits(ctx: Context, places: Value, size: int, dtype: int) -> Value:
-    """1 where a place has a number, along a new last dimension (``places`` has it with size 1)."""
-    ctx.require_room(size)
-    numbers = ctx.const(np.arange(size), places.dtype)
-    return ctx.cast(ctx.op("Equal", places, numbers), dtype)
-
-
-def _size(ctx: Context, dim: int | str) -> int:
-    if isinstance(dim, str):
-        raise ModelError(
-            f"the gradient of {ctx.node.op_type} '{ctx.node.name}' needs static shapes before "
-            f"opset {ADDING}",
-            "convert the model with onnx.version_converter",
-        )
-    return dim

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from memplan.autodiff.emit.context import Context
-from memplan.autodiff.emit.operations import ALLOWZERO
 from memplan.autodiff.emit.value import Value
 from memplan.shapes.tensor_type import Dim, Shape, TensorType
 
@@ -113,12 +112,8 @@ def _sides(ctx: Context, known: Mapping[int, Value], rank: int) -> list[Value]:
 
 def _apart(ctx: Context, grad: Value, axis: int, step: int) -> Value:
     """``step - 1`` zeros between neighbours along an axis."""
-    rank, last = grad.rank, grad.rank - 1
+    rank = grad.rank
     is_open = grad.type.sizes is None  # there may be no elements
-    if is_open and ctx.opset < ALLOWZERO and axis < last:  # a 0 behind would copy another size
-        order = [*(k for k in range(rank) if k != axis), axis]
-        moved = _apart(ctx, ctx.transpose(grad, order), last, step)
-        return ctx.transpose(moved, sorted(range(rank), key=lambda k: order[k]))
     wide = ctx.unsqueeze(grad, [axis + 1])
     pads = [0] * (2 * (rank + 1))
     pads[rank + 1 + axis + 1] = step - 1
@@ -129,9 +124,8 @@ def _apart(ctx: Context, grad: Value, axis: int, step: int) -> Value:
     if is_open:
         sizes = [ctx.dims(grad, [k]) for k in range(rank)]
         sizes[axis] = sizes[axis] * step
-        zero = {"allowzero": 1} if ctx.opset >= ALLOWZERO else {}
         result = TensorType(grad.dtype, shape)
-        flat = ctx.op("Reshape", wide, ctx.vector(sizes), result=result, **zero)
+        flat = ctx.op("Reshape", wide, ctx.vector(sizes), result=result, allowzero=1)
     else:
         flat = ctx.reshape(wide, shape)
     stop = [-(step - 1)]

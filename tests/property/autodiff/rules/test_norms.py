@@ -68,8 +68,10 @@ def test_batch_norm_in_training(data: st.DataObject) -> None:
 
 
 def test_batch_norm_in_training_before_opset_14() -> None:
-    """Further outputs mean training; the runtime has no kernel for that."""
+    """Further outputs mean training; the runtime has no kernel for that. Nobody reads the last two,
+    which no later opset has."""
     made = single("BatchNormalization", *batch_norm_inputs((2, 3, 2)), opset=13, outputs=5)
+    del made[0].graph.output[3:]
     state_shapes(made[0], (3,))
     model = check(made, xs=["x0", "x1", "x2"], ys=["y0"])
     assert [node.op_type for node in model.graph.node].count("BatchNormalization") == 2

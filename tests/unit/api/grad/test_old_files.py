@@ -10,6 +10,7 @@ import pytest
 from memplan.api.grad.differentiate import grad, gradients
 from memplan.api.grad.training_graph import GradOptions
 from memplan.errors import ModelError
+from memplan.proto.metadata import node_metadata
 
 FORWARD = """
     <ir_version: 10, opset_import: ["" : 18]>
@@ -54,3 +55,42 @@ def test_a_product_whose_left_side_has_lost_its_last_size_is_differentiated() ->
     )
     step = gradients(model, "y", "w")
     assert "w_grad" in {value.name for value in step.graph.output}
+
+
+@pytest.mark.ort
+@pytest.mark.parametrize("opset", [7, 9, 11, 13, 16, 17])
+def test_old_opsets_are_raised_where_axes_are_attributes_and_scatters_do_not_add(
+    opset: int,
+) -> None:
+    text = f"""
+        <ir_version: 8, opset_import: ["" : {opset}]>
+        g (float[2,3,9,9] x, float[4,3,3,3] w) => (float loss)
+        {{
+            [conv] c = Conv <kernel_shape = [3, 3]> (x, w)
+            p = MaxPool <kernel_shape = [3, 3], strides = [2, 2]> (c)
+            m = ReduceMean <axes = [2, 3], keepdims = 0> (p)
+            q = Mul(m, m)
+            loss = ReduceSum <keepdims = 0> (q)
+        }}
+        """
+    model = onnx.parser.parse_model(text)
+    model.graph.node[0].metadata_props.add(key="memplan.module", value="stem")
+    made = grad(model, GradOptions(loss="loss", wrt=("w",)))
+    assert made.check is not None
+    assert made.check.verdict == "equal"
+    assert {item.version for item in made.model.opset_import} == {20}
+    node = next(node for node in made.model.graph.node if node.name == "conv")
+    assert node_metadata(node)["memplan.module"] == "stem"  # the converter forgets it
+
+
+def test_an_operator_that_cannot_be_raised_is_refused_in_the_words_of_the_converter() -> None:
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["" : 13]>
+        g (float[2,3,4] x, float[3] s, float[3] b, float[3] m, float[3] v)
+            => (float[2,3,4] y, float[3] mean, float[3] var, float[3] saved, float[3] last)
+        { y, mean, var, saved, last = BatchNormalization(x, s, b, m, v) }
+        """
+    )
+    with pytest.raises(ModelError, match=r"from opset 13 to 20: .*outputs 4 and 5"):
+        gradients(model, "y", "s")

@@ -165,14 +165,6 @@ def test_operators_without_a_rule(run: Memplan, tmp_path: Path) -> None:
     assert not (tmp_path / "t.onnx").exists()
 
 
-def test_old_opset(run: Memplan, tmp_path: Path) -> None:
-    text = MLP.replace("    g (", '<ir_version: 8, opset_import: ["" : 12]>\n    g (', 1)
-    onnx.save(parse(text), tmp_path / "old.onnx")
-    result = run("grad", "old.onnx", "-o", "t.onnx", "--loss", "loss")
-    assert result.returncode == 3
-    assert "opset 13 and newer" in result.stderr
-
-
 def test_nothing_trained(run: Memplan, tmp_path: Path) -> None:
     """Parameters that are graph inputs are offered."""
     text = """g (float[2,4] x, float[4,1] w) => (float loss)

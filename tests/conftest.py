@@ -48,7 +48,7 @@ def no_plan_is_rejected(
 ) -> Iterator[None]:
     """The net that plans again what the check rejects, or the proof does not follow, must not hide
     that this happened, nor a bound that a plan contradicts be dropped in silence."""
-    from memplan.planning.verify import Rejected
+    from memplan.planning.plan import Rejected
     from memplan.solver.strategies import standing
 
     reasons: list[str] = []

@@ -54,33 +54,17 @@ def to_problem(instance: Instance, ratio: float, fixed: bool = True) -> Problem:
     """
     import numpy as np
 
+    from memplan.solver.build import Output, ProblemBuilder
     from memplan.solver.evaluate import evaluate
-    from memplan.solver.problem import Arrays, Problem
+    from memplan.solver.problem import Problem
 
     n = len(instance.ids)
-    counts = [len(found) for found in instance.predecessors]
     each = np.arange(n, dtype=np.int64)
-    arrays = Arrays(
-        read_start=np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64),
-        reads=np.asarray([u for found in instance.predecessors for u in found], dtype=np.int64),
-        write_start=np.arange(n + 1, dtype=np.int64),
-        writes=each,
-        alias_of=np.full(n, -1, np.int64),
-        inplace_start=np.zeros(n + 1, np.int64),
-        inplace_of=np.zeros(0, np.int64),
-        droppable=np.zeros(n, np.bool_),
-        fleeting=np.ones(n, np.bool_),
-        nbytes=np.asarray(instance.sizes, dtype=np.int64),
-        alike=each,
-        resident=np.zeros(n, np.bool_),
-        pinned=np.zeros(n, np.bool_),
-        eager=np.zeros(n, np.bool_),
-        maker=each,
-        rank=each,
-        cost=np.asarray(instance.durations, dtype=np.float64),
-        workspace=np.zeros(n, np.int64),
-        inside=np.zeros(n, np.int64),
-    )
+    graph = ProblemBuilder()
+    for node, read in enumerate(instance.predecessors):
+        graph.add_tensor(instance.sizes[node], maker=node)
+        graph.add_node(instance.durations[node], read, [Output(node, fleeting=True)])
+    arrays = graph.build()
     peak = int(evaluate(arrays, each).total.max(initial=0))
     return Problem(
         arrays,

@@ -180,16 +180,15 @@ def verify(loaded: Loaded, problem: Problem, outcome: Outcome, strategy: str) ->
         MemplanError: the model breaks a condition that every rewritten model must keep.
         VerificationError: the peak, its fitting or the cost is not as claimed.
     """
+    from memplan.api.rewrite.check_file import require_as_planned, sound_timeline
     from memplan.planning.apply import apply_plan
     from memplan.planning.planner import as_plan
-    from memplan.planning.verify import ensure
 
     prepared, decision = loaded.model.prepared, outcome.decision
     plan = as_plan(loaded.prepared, problem, outcome, strategy, 0.0)
     rewritten = apply_plan(prepared.proto, plan, prepared.dims)
-    timeline = ensure(
-        prepared.proto, rewritten, plan, prepared.types, loaded.prepared.request.session
-    )
+    timeline = sound_timeline(rewritten, prepared, plan, loaded.prepared.request.session)
+    require_as_planned(plan, timeline)
     peak = timeline.peak_with_workspace_bytes - timeline.resident_bytes
     if peak != decision.peak or decision.feasible != (peak <= problem.budget):
         raise VerificationError(f"{strategy} claims {decision.peak:,} B; simulated: {peak:,} B")

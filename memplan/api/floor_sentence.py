@@ -110,5 +110,5 @@ def _way(graph: Graph, outputs: bool, new_values: Mapping[str, str], chunked: bo
     if outputs:
         return "fewer outputs (--wrt), or an optimizer in the step"
     if chunked:
-        return "smaller dimensions (--chunk has nothing left to divide)"
+        return "more chunks (--chunk N) or smaller dimensions"
     return "--chunk auto or smaller dimensions"

@@ -2,5 +2,6 @@
 
 Takes a graph, a budget in bytes and seconds per node
 (:class:`~memplan.planning.planner.PlanRequest`). Gives a :class:`~memplan.planning.plan.Plan`, and
-the model that it makes (:mod:`~memplan.planning.apply`), checked (:mod:`~memplan.planning.verify`).
+the model that it makes (:mod:`~memplan.planning.apply`); who writes it checks it
+(:mod:`memplan.api.rewrite.check_file`).
 """

@@ -16,6 +16,7 @@ from memplan.planning.plan import Plan
 from memplan.proto.edit import copied, leave_out, rename_reads, renamed
 from memplan.proto.graph_edit import GraphEdit
 from memplan.proto.metadata import node_metadata, set_metadata
+from memplan.shapes.tensor_type import TensorType
 
 OFFLOAD, RELOAD = "offload", "reload"
 """``memplan.role`` of nodes that copy a tensor to the host and back."""
@@ -49,6 +50,30 @@ def apply_plan(model: onnx.ModelProto, plan: Plan, dims: Mapping[str, int]) -> o
         },
     )
     return result
+
+
+def rewritten_types(
+    rewritten: onnx.ModelProto, plan: Plan, types: Mapping[str, TensorType]
+) -> dict[str, TensorType]:
+    """Types of every tensor; clones have those of what they are clones of, copies to the host and
+    back that of what they copy."""
+    graph, known = plan.extended.graph, dict(types)
+    for tensor in graph.tensors:
+        known.setdefault(tensor.name, TensorType(tensor.dtype, tensor.shape))
+    originals = {node.name: node for node in graph.nodes}
+    for proto in rewritten.graph.node:
+        metadata = node_metadata(proto)
+        of = metadata.get("memplan.of")
+        if of is None or proto.name in originals:  # the latter: of a rewrite before this one
+            continue
+        if metadata.get("memplan.role") in (OFFLOAD, RELOAD):
+            known[proto.output[0]] = known[of]
+            continue
+        for name, index in zip(proto.output, originals[of].outputs, strict=False):
+            if name:
+                source = graph.tensors[index]
+                known[name] = TensorType(source.dtype, source.shape)
+    return known
 
 
 class _Writer:

@@ -21,10 +21,10 @@ from memplan.ops.memory import (
 from memplan.planning.forms.dormant import Extended
 from memplan.planning.labels import flags, labels_of
 from memplan.planning.late_views import late_views
-from memplan.planning.tokens import in_turn
 from memplan.simulate.allocation import is_resident
 from memplan.simulate.devices import host_copies
 from memplan.simulate.timeline import Timeline, node_workspace
+from memplan.solver.build import Output, ProblemBuilder
 from memplan.solver.forms import with_makers
 from memplan.solver.problem import NONE, Arrays, Flags, Form, Ints, Labels, Problem
 
@@ -153,10 +153,9 @@ def encode(
     for node, nbytes in timeline.inside.nbytes.items():
         inside[node] = nbytes
     order = late_views(live, list(timeline.order), rules)
-    arrays = graph_arrays(graph, rules, costs, workspace, inside)
     kept_order = [index for index in order if _keeps_its_turn(live, live.nodes[index])]
-    arrays = arrays._replace(overwriter=_overwriters(graph))
-    arrays = in_turn(arrays, [*pairwise(kept_order), *_state_order(live)])
+    turns = [*pairwise(kept_order), *_state_order(live)]
+    arrays = graph_arrays(graph, rules, costs, workspace, inside, turns)
     maker = [
         t.producer if t.producer != ABSENT and t.producer not in refusals else NONE
         for t in graph.tensors
@@ -170,7 +169,11 @@ def encode(
         maker[tensor] = NONE
     names = {graph.nodes[node].name: reason for node, reason in refusals.items()}
     forms = tuple(form for form in extended.forms if form.tensor not in stays)
-    arrays = arrays._replace(rank=_ranks(extended, order), maker=np.asarray(maker, dtype=np.int64))
+    arrays = arrays._replace(
+        rank=_ranks(extended, order),
+        maker=np.asarray(maker, dtype=np.int64),
+        overwriter=_overwriters(graph, len(maker)),
+    )
     arrays = with_makers(arrays, (), forms)
     for form in forms:
         # Unread it is taken out, so it holds nothing to the end.
@@ -222,11 +225,12 @@ def _feeds(graph: Graph, node: int, maker: int) -> bool:
     return any(t in graph.nodes[maker].reads for t in graph.nodes[node].writes)
 
 
-def _overwriters(graph: Graph) -> Ints:
-    """Who writes over the memory in which a tensor lies, by tensor; empty where nobody does."""
+def _overwriters(graph: Graph, count: int) -> Ints:
+    """Who writes over the memory in which a tensor lies, by tensor (``count``, with those that give
+    an order); empty where nobody does."""
     if graph.state is None or not graph.state.overwriter:
         return np.zeros(0, np.int64)
-    found = np.full(len(graph.tensors), NONE, np.int64)
+    found = np.full(count, NONE, np.int64)
     for tensor, node in graph.state.overwriter.items():
         found[tensor] = node
     return found
@@ -286,8 +290,9 @@ def graph_arrays(
     costs: Sequence[float],
     workspace: Ints,
     inside: Ints,
+    turns: Sequence[tuple[int, int]] = (),
 ) -> Arrays:
-    """The arrays of a graph; ``rank`` is zero and ``maker`` empty.
+    """The arrays of a graph; nothing makes a tensor again.
 
     Args:
         graph: shapes known.
@@ -295,69 +300,49 @@ def graph_arrays(
         costs: seconds by node id.
         workspace: scratch bytes by node id.
         inside: bytes in control-flow bodies by node id.
+        turns: pairs of nodes of which the first runs before the second.
     """
-    reads: list[int] = []
-    read_start, write_start, inplace_start = [0], [0], [0]
-    writes: list[int] = []
-    alias_of: list[int] = []
-    inplace_of: list[int] = []
-    droppable: list[bool] = []
-    for node in graph.nodes:
-        reads.extend(node.reads)
-        read_start.append(len(reads))
-        for slot, tensor in enumerate(node.outputs):
-            if tensor == ABSENT:
-                continue
-            alias, inplace = _sharing(graph, node, slot, rules)
-            writes.append(tensor)
-            alias_of.append(alias)
-            inplace_of.extend(inplace)
-            inplace_start.append(len(inplace_of))
-            droppable.append(slot in operator(node.key).optional_outputs)
-        write_start.append(len(writes))
     away = host_copies(graph) if rules.provider == "cuda" else frozenset()
     classes: dict[tuple[tuple[int | str, ...], int], int] = {}
-    alike = [
-        classes.setdefault((t.seen, t.nbytes), len(classes))
-        if t.static
-        else len(graph.tensors) + t.id
-        for t in graph.tensors
-    ]
-
-    def ints(values: Sequence[int]) -> Ints:
-        return np.asarray(values, dtype=np.int64)
-
-    return Arrays(
-        read_start=ints(read_start),
-        reads=ints(reads),
-        write_start=ints(write_start),
-        writes=ints(writes),
-        alias_of=ints(alias_of),
-        inplace_start=ints(inplace_start),
-        inplace_of=ints(inplace_of),
-        droppable=np.asarray(droppable, dtype=np.bool_),
-        fleeting=np.zeros(len(writes), np.bool_),
-        nbytes=ints([0 if t.id in away else t.nbytes for t in graph.tensors]),
-        alike=ints(alike),
-        resident=np.asarray([is_resident(t) for t in graph.tensors], dtype=np.bool_),
-        pinned=np.asarray([t.is_output for t in graph.tensors], dtype=np.bool_),
-        eager=np.asarray([node.key in SHAPE_READERS for node in graph.nodes], dtype=np.bool_),
-        maker=np.zeros(0, np.int64),
-        rank=np.zeros(len(graph.nodes), np.int64),
-        cost=np.asarray(costs, dtype=np.float64),
-        workspace=workspace,
-        inside=inside,
-    )
+    problem = ProblemBuilder()
+    for t in graph.tensors:
+        problem.add_tensor(
+            0 if t.id in away else t.nbytes,
+            alike=classes.setdefault((t.seen, t.nbytes), len(classes))
+            if t.static
+            else len(graph.tensors) + t.id,
+            resident=is_resident(t),
+            pinned=t.is_output,
+        )
+    for node in graph.nodes:
+        optional = operator(node.key).optional_outputs
+        problem.add_node(
+            costs[node.id],
+            node.reads,
+            (
+                Output(tensor, *_sharing(graph, node, slot, rules), droppable=slot in optional)
+                for slot, tensor in enumerate(node.outputs)
+                if tensor != ABSENT
+            ),
+            workspace=int(workspace[node.id]),
+            inside=int(inside[node.id]),
+            eager=node.key in SHAPE_READERS,
+        )
+    for first, second in turns:
+        problem.order_after(first, second)
+    return problem.build()
 
 
-def _sharing(graph: Graph, node: Node, slot: int, rules: MemorySemantics) -> tuple[int, list[int]]:
+def _sharing(
+    graph: Graph, node: Node, slot: int, rules: MemorySemantics
+) -> tuple[int, tuple[int, ...]]:
     """The tensor that an output is a view of (or NONE), and those it may take over in place."""
     alias = rules.alias_input(node.key, slot)
     if alias is not None and alias < len(node.inputs) and node.inputs[alias] != ABSENT:
-        return node.inputs[alias], []
+        return node.inputs[alias], ()
     candidates = [
         node.inputs[k]
         for k in rules.inplace_inputs(node.key, slot)
         if k < len(node.inputs) and node.inputs[k] != ABSENT
     ]
-    return NONE, candidates
+    return NONE, tuple(candidates)

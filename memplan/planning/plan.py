@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from memplan.errors import MemplanError
 from memplan.planning.forms.dormant import Extended
 from memplan.planning.forms.on_host import Offloaded
 from memplan.simulate.floor import Floor
@@ -45,3 +46,14 @@ class Plan:
     def clones(self) -> int:
         """Recomputed nodes, each as often as it is recomputed."""
         return sum(self.recomputed.values())
+
+
+class Rejected(MemplanError):
+    """A check found a plan wanting, or the proof did not follow it: our bug."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"the plan was rejected: {reason}",
+            "nothing was written; please report this with the model",
+        )
+        self.reason = reason

@@ -13,12 +13,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from memplan.errors import PlanError
 from memplan.planning.certificate import BOUND_KINDS
 from memplan.planning.plan_decisions import DECISIONS, FORMS, KEPT, require_decided_as_run
-from memplan.planning.plan_entries import Entry
+from memplan.planning.records import Least, OneOf, read_record, record_json, wrong
 from memplan.proto.paths import MOST_TEXT, file_problem, read_bytes
 from memplan.proto.write import write_atomically
 
@@ -55,7 +55,7 @@ class Settings:
     state: tuple[str, ...] = ()
     wrt: tuple[str, ...] = ()
     device: str | None = None
-    forms: tuple[str, ...] = ()
+    forms: tuple[Annotated[str, OneOf(FORMS)], ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -74,9 +74,9 @@ class TensorDecision:
     operator: str
     module: str | None
     nbytes: int
-    decision: str = KEPT
+    decision: Annotated[str, OneOf(DECISIONS)] = KEPT
     times: int = 0
-    seconds: float = 0.0
+    seconds: Annotated[float, Least(0.0)] = 0.0
     chunks: int | None = None
     call: str | None = None
 
@@ -134,7 +134,7 @@ class PlainDecision:
     pins: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFile:
     """A plan, whatever it was made for.
 
@@ -150,53 +150,27 @@ class PlanFile:
     provider: str
     dims: Mapping[str, int]
     optimize: str
+    settings: Settings = field(default_factory=Settings)
     budget_bytes: int
     baseline_peak_bytes: int
     predicted_peak_bytes: int
     predicted_peak_with_workspace_bytes: int
-    extra_cost_fraction: float
-    bound_fraction: float
-    bound_kind: str
+    extra_cost_fraction: Annotated[float, Least(0.0)]
+    bound_fraction: Annotated[float, Least(0.0)]
+    bound_kind: Annotated[str, OneOf(BOUND_KINDS)]
     strategy: str
     tensors: tuple[TensorDecision, ...] = ()
-    settings: Settings = field(default_factory=Settings)
     chunks: tuple[ChunkDecision, ...] = ()
     chunk_cost_fraction: float = 0.0
     loops: tuple[LoopDecision, ...] = ()
     passes: tuple[PassDecision, ...] = ()
-    plain: PlainDecision | None = None
+    plain: PlainDecision | None
     order: tuple[str, ...] = ()
     sequence: tuple[Step, ...] = ()
 
     def as_json(self) -> dict[str, object]:
         """The JSON object, its keys in their order."""
-        return {
-            "schema": SCHEMA,
-            "memplan": self.memplan,
-            "accounting": self.accounting,
-            "model": _row(self.model),
-            "session": self.session,
-            "provider": self.provider,
-            "dims": dict(sorted(self.dims.items())),
-            "optimize": self.optimize,
-            "settings": _row(self.settings),
-            "budget_bytes": self.budget_bytes,
-            "baseline_peak_bytes": self.baseline_peak_bytes,
-            "predicted_peak_bytes": self.predicted_peak_bytes,
-            "predicted_peak_with_workspace_bytes": self.predicted_peak_with_workspace_bytes,
-            "extra_cost_fraction": self.extra_cost_fraction,
-            "bound_fraction": self.bound_fraction,
-            "bound_kind": self.bound_kind,
-            "strategy": self.strategy,
-            "tensors": [_row(tensor) for tensor in self.tensors],
-            "chunks": [_row(chunk) for chunk in self.chunks],
-            "chunk_cost_fraction": self.chunk_cost_fraction,
-            "loops": [_row(loop) for loop in self.loops],
-            "passes": [_row(each) for each in self.passes],
-            "plain": None if self.plain is None else _row(self.plain),
-            "order": list(self.order),
-            "sequence": [step if isinstance(step, str) else _row(step) for step in self.sequence],
-        }
+        return {"schema": SCHEMA, **record_json(self)}
 
     def text(self) -> str:
         """The file's text: a line for every field, and for every element of a list."""
@@ -210,18 +184,6 @@ class PlanFile:
             UsageError: it is there and ``force`` is not given, or it cannot be written.
         """
         write_atomically(path, self.text().encode(), force=force)
-
-
-def _row(value: Any) -> dict[str, object]:
-    """A value's fields by name; those that are None are left out, but for a tensor's module."""
-    fields = ((name, getattr(value, name)) for name in value.__dataclass_fields__)
-    return {n: _plain(each) for n, each in fields if each is not None or n == "module"}
-
-
-def _plain(value: Any) -> object:
-    if isinstance(value, Mapping):
-        return dict(sorted(value.items()))
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _value(value: object) -> str:
@@ -264,107 +226,31 @@ def parse_plan(data: object, name: str = "the plan") -> PlanFile:
     Raises:
         PlanError: see :func:`read_plan`.
     """
-    top = Entry(data, "", name)
-    _check_schema(top)
-    plan = _plan(top)
+    _check_schema(read_record(_Head, data, name).schema, name)
+    plan = read_record(PlanFile, data, name)
     if not 0 <= plan.bound_fraction <= plan.extra_cost_fraction + _SLACK:
-        raise top.wrong("bound_fraction", "expected a number from 0 to extra_cost_fraction")
+        raise wrong(
+            name, "bound_fraction", "a number from 0 to extra_cost_fraction", plan.bound_fraction
+        )
     require_decided_as_run(plan.tensors, plan.sequence)
     return plan
 
 
-def _plan(top: Entry) -> PlanFile:
-    model, settings, plain = top.get("model"), top.get("settings"), top.get("plain")
-    return PlanFile(
-        memplan=top.text("memplan"),
-        accounting=top.whole("accounting"),
-        model=PlannedModel(
-            fingerprint=model.text("fingerprint"),
-            nodes=model.whole("nodes"),
-            tensors=model.whole("tensors"),
-            runtime=model.text_or_none("runtime"),
-            planned=model.text_or_none("planned"),
-        ),
-        session=top.text("session"),
-        provider=top.text("provider"),
-        dims=top.whole_by_name("dims"),
-        optimize=top.text("optimize"),
-        budget_bytes=top.whole("budget_bytes"),
-        baseline_peak_bytes=top.whole("baseline_peak_bytes"),
-        predicted_peak_bytes=top.whole("predicted_peak_bytes"),
-        predicted_peak_with_workspace_bytes=top.whole("predicted_peak_with_workspace_bytes"),
-        extra_cost_fraction=top.number("extra_cost_fraction", least=0.0),
-        bound_fraction=top.number("bound_fraction", least=0.0),
-        bound_kind=top.one_of("bound_kind", BOUND_KINDS),
-        strategy=top.text("strategy"),
-        tensors=tuple(_tensor(each) for each in top.items("tensors")),
-        settings=Settings(
-            loss=settings.text_or_none("loss"),
-            state=settings.texts("state"),
-            wrt=settings.texts("wrt"),
-            device=settings.text_or_none("device"),
-            forms=settings.texts_of("forms", FORMS),
-            tags=settings.text_by_name("tags"),
-        ),
-        chunks=tuple(_chunk(each) for each in top.items("chunks")),
-        chunk_cost_fraction=top.number("chunk_cost_fraction"),
-        loops=tuple(
-            LoopDecision(each.text("forward"), each.text("backward"), each.texts("recomputed"))
-            for each in top.items("loops")
-        ),
-        passes=tuple(
-            PassDecision(each.text("name"), each.flag("changed")) for each in top.items("passes")
-        ),
-        plain=None
-        if plain.is_none
-        else PlainDecision(plain.texts("input_fences"), plain.texts("pins")),
-        order=top.texts("order"),
-        sequence=tuple(_step(each) for each in top.items("sequence")),
-    )
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """Of any file of ours."""
+
+    schema: str
 
 
-def _check_schema(top: Entry) -> None:
-    kind, _, version = top.text("schema").partition("/")
-    if kind != _KIND:
-        raise top.wrong("schema", f"expected {SCHEMA}")
-    if version == _VERSION:
+def _check_schema(schema: str, name: str) -> None:
+    kind, _, version = schema.partition("/")
+    if (kind, version) == (_KIND, _VERSION):
         return
-    if version.isdecimal() and int(version[:9]) > int(_VERSION):
+    if kind == _KIND and version.isdecimal() and int(version[:9]) > int(_VERSION):
         raise PlanError(
-            f"{top.file} was written by a newer memplan: its schema is {_KIND}/{version}, and this "
+            f"{name} was written by a newer memplan: its schema is {_KIND}/{version}, and this "
             f"memplan reads {SCHEMA}",
             "update memplan, or plan anew",
         )
-    raise top.wrong("schema", f"expected {SCHEMA}")
-
-
-def _tensor(entry: Entry) -> TensorDecision:
-    return TensorDecision(
-        tensor=entry.text("tensor"),
-        node=entry.text("node"),
-        operator=entry.text("operator"),
-        module=entry.text_or_none("module"),
-        nbytes=entry.whole("nbytes"),
-        decision=entry.one_of("decision", DECISIONS),
-        times=entry.whole("times"),
-        seconds=entry.number("seconds", least=0.0),
-        chunks=entry.whole_or_none("chunks"),
-        call=entry.text_or_none("call"),
-    )
-
-
-def _chunk(entry: Entry) -> ChunkDecision:
-    return ChunkDecision(
-        kind=entry.text("kind"),
-        seeds=entry.texts("seeds"),
-        axis=entry.whole("axis"),
-        count=entry.whole("count"),
-        first=entry.text_or_none("first"),
-        last=entry.text_or_none("last"),
-    )
-
-
-def _step(entry: Entry) -> Step:
-    if isinstance(entry.value, str):
-        return entry.value
-    return FormNode(entry.text("form"), entry.text("tensor"), entry.whole("number"))
+    raise wrong(name, "schema", SCHEMA, schema)

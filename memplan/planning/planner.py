@@ -177,7 +177,7 @@ def make_plan(
     """Solve for the request's budget within ``time_limit`` seconds (loading code not counted).
 
     The peaks in the plan come from the solver's evaluator; whoever writes a model re-simulates it
-    (:mod:`memplan.planning.verify`) and refuses a plan that does not hold.
+    (:mod:`memplan.api.rewrite.check_file`) and refuses a plan that does not hold.
 
     Raises:
         InfeasibleError: the budget is below the floor, or no sequence was found.
@@ -276,44 +276,36 @@ def as_plan(
     resident = prepared.resident_bytes + prepared.reserved_bytes
     after = evaluate(problem.arrays, decision.sequence)
     base = problem.base_cost
-    figures = Figures(
+    return replace(
+        plan_with(prepared, decision.sequence.tolist(), strategy),
         budget_bytes=resident + max(problem.budget, decision.peak),
         predicted_peak_bytes=resident + int(after.dynamic.max(initial=0)),
         predicted_peak_with_workspace_bytes=resident + int(after.total.max(initial=0)),
         extra_cost_fraction=decision.extra_cost / base if base else 0.0,
         bound_fraction=outcome.bound_seconds / base if base else 0.0,
         bound_kind=outcome.bound_kind,
+        planning_seconds=seconds,
     )
-    return plan_with(prepared, decision.sequence.tolist(), figures, strategy, seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """What a :class:`Plan` says of its sequence, in the same words."""
-
-    budget_bytes: int
-    predicted_peak_bytes: int
-    predicted_peak_with_workspace_bytes: int
-    extra_cost_fraction: float
-    bound_fraction: float
-    bound_kind: str
-
-
-def plan_with(
-    prepared: Prepared, sequence: Sequence[int], figures: Figures, strategy: str, seconds: float
-) -> Plan:
-    """The plan of a sequence whose figures are known."""
+def plan_with(prepared: Prepared, sequence: Sequence[int], strategy: str) -> Plan:
+    """The plan of a sequence without its figures: what is made again, and how."""
     runs = Counter(sequence)
     return Plan(
         extended=prepared.extended,
         sequence=tuple(sequence),
-        **{name: getattr(figures, name) for name in Figures.__slots__},
+        budget_bytes=prepared.request.budget_bytes,
+        predicted_peak_bytes=0,
+        predicted_peak_with_workspace_bytes=0,
+        extra_cost_fraction=0.0,
+        bound_fraction=0.0,
+        bound_kind="trivial",
         strategy=strategy,
         recomputed=_recomputed(prepared.extended, runs),
         refusals=prepared.encoded.refusals,
         floor=prepared.floor,
         resident_bytes=prepared.resident_bytes,
-        planning_seconds=seconds,
+        planning_seconds=0.0,
         offloaded=_offloaded(prepared, runs),
         forms=Counter(form.kind for form in prepared.extended.forms if form.decode in runs),
     )

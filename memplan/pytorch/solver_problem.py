@@ -11,13 +11,12 @@ behind their last reader, as in the code that AOTAutograd generates for the back
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from torch import fx
 
-from memplan.planning.tokens import in_turn
 from memplan.pytorch.solver_joint import (
     RANDOM,
     Joint,
@@ -29,6 +28,7 @@ from memplan.pytorch.solver_joint import (
     written_to,
 )
 from memplan.pytorch.solver_scratch import scratch_bytes
+from memplan.solver.build import Output, ProblemBuilder
 from memplan.solver.problem import NONE, Arrays, Flags, Ints, Problem
 from memplan.units import format_bytes
 
@@ -130,8 +130,7 @@ def encode_joint(joint: Joint, costs: Sequence[float]) -> EncodedJoint:
     count = len(joint.operators)
     for each in joint.held:
         tensors.add(each, storage_bytes(value_of(each)), True, NONE)
-    written: list[list[int]] = []
-    alias_of: list[int] = []
+    written: list[list[Output]] = []
     made = [tensors.add(t, storage_bytes(value_of(t)), False, NONE) for t in joint.tangents]
     for index, op in enumerate(joint.operators):
         maker = NONE if op.refusal else index
@@ -140,11 +139,9 @@ def encode_joint(joint: Joint, costs: Sequence[float]) -> EncodedJoint:
             of = NONE if shared is None else tensors.of[shared]
             # The planner looks at what a view lies in; a view of no bytes would be free to keep.
             size = nbytes if shared is None else tensors.nbytes[of]
-            own.append(tensors.add(node, size, False, maker, of))
-            alias_of.append(of)
+            own.append(Output(tensors.add(node, size, False, maker, of), of))
         written.append(own)
-    written.append(made)
-    alias_of.extend([NONE] * len(made))
+    written.append([Output(tensor) for tensor in made])
     outputs = [tensors.of[t] for t in joint.forward_outputs]
     reads = [[tensors.of[t] for t in op.reads] for op in joint.operators]
     reads.append(sorted(set(outputs)))
@@ -153,63 +150,23 @@ def encode_joint(joint: Joint, costs: Sequence[float]) -> EncodedJoint:
     held += [tensors.of[t] for t in joint.tangents if is_root(value_of(t))]
     roots = [root for root in {tensors.root[t] for t in held} if not tensors.resident[root]]
     pinned[roots] = True
-    arrays = _arrays(tensors, reads, written, alias_of, pinned, [*costs, 0.0])
-    scratch = np.asarray([*(scratch_bytes(op.node) for op in joint.operators), 0], np.int64)
-    arrays = arrays._replace(workspace=scratch)
     order = [*range(joint.forward), count, *range(joint.forward, count)]
-    rank = np.zeros(count + 1, np.int64)
-    rank[order] = np.arange(count + 1)
-    arrays = arrays._replace(rank=rank)
-    arrays = in_turn(arrays, _pairs(joint, tensors))
-    makers = np.full(len(arrays.nbytes), NONE, np.int64)
-    makers[: len(tensors.maker)] = tensors.maker
+    rank = {node: place for place, node in enumerate(order)}
+    problem = ProblemBuilder()
+    for each in zip(tensors.nbytes, tensors.resident, pinned.tolist(), tensors.maker, strict=True):
+        nbytes, resident, held_to_the_end, maker = each
+        problem.add_tensor(nbytes, resident=resident, pinned=held_to_the_end, maker=maker)
+    scratch = [*(scratch_bytes(op.node) for op in joint.operators), 0]
+    for node, cost in enumerate([*costs, 0.0]):
+        problem.add_node(cost, reads[node], written[node], workspace=scratch[node], rank=rank[node])
+    for first, second in _pairs(joint, tensors):
+        problem.order_after(first, second)
+    arrays = problem.build()
     arrays = arrays._replace(
-        maker=makers,
-        fleeting=np.ones(len(arrays.writes), np.bool_),
-        overwriter=_over(joint, tensors, arrays),
+        fleeting=np.ones(len(arrays.writes), np.bool_), overwriter=_over(joint, tensors, arrays)
     )
     floor = _floor(joint, arrays, tensors.root)
     return EncodedJoint(joint, arrays, np.asarray(order, np.int64), floor)
-
-
-def _arrays(
-    tensors: _Tensors,
-    reads: list[list[int]],
-    written: list[list[int]],
-    alias_of: list[int],
-    pinned: Flags,
-    costs: Sequence[float],
-) -> Arrays:
-    count, slots = len(reads), len(alias_of)
-    return Arrays(
-        read_start=_starts(reads),
-        reads=_flat(reads),
-        write_start=_starts(written),
-        writes=_flat(written),
-        alias_of=np.asarray(alias_of, dtype=np.int64),
-        inplace_start=np.zeros(slots + 1, np.int64),
-        inplace_of=np.zeros(0, np.int64),
-        droppable=np.zeros(slots, np.bool_),
-        fleeting=np.ones(slots, np.bool_),
-        nbytes=np.asarray(tensors.nbytes, dtype=np.int64),
-        alike=np.arange(len(tensors.nbytes), dtype=np.int64),
-        resident=np.asarray(tensors.resident, dtype=np.bool_),
-        pinned=pinned,
-        eager=np.zeros(count, np.bool_),
-        maker=np.zeros(0, np.int64),
-        rank=np.zeros(count, np.int64),
-        cost=np.asarray(costs, dtype=np.float64),
-        workspace=np.zeros(count, np.int64),
-        inside=np.zeros(count, np.int64),
-    )
-
-
-def _starts(rows: Sequence[Sequence[int]]) -> Ints:
-    return np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-
-
-def _flat(rows: Iterable[Iterable[int]]) -> Ints:
-    return np.asarray([each for row in rows for each in row], dtype=np.int64)
 
 
 def _pairs(joint: Joint, tensors: _Tensors) -> list[tuple[int, int]]:

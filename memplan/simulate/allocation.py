@@ -12,8 +12,9 @@ Follows ONNX Runtime's sequential allocation planner and execution frame (``allo
 
 The same rules stand in :mod:`memplan.solver.evaluate` (compiled, for sequences in which nodes are
 recomputed) and in :mod:`memplan.solver.pins` (plain sessions). That is an oracle and its subjects,
-not duplication: :mod:`memplan.planning.verify` and :mod:`memplan.planning.plain.finish_fences` hold
-the answers of both against this one, to the byte. So none of the three may use another.
+not duplication: :mod:`memplan.api.rewrite.check_file` and
+:mod:`memplan.planning.plain.finish_fences` hold the answers of both against this one, to the byte.
+So none of the three may use another.
 """
 
 from __future__ import annotations

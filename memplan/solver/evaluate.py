@@ -38,7 +38,7 @@ about to be accepted is evaluated, in full and exactly.
 
 **Its oracle** is :mod:`memplan.simulate.allocation`: the same rules written a second time, for a
 file instead of arrays, after the source of ONNX Runtime. Two programs by two ways of thinking must
-agree to the byte whenever a model is written (:mod:`memplan.planning.verify`). That is worth
+agree to the byte whenever a model is written (:mod:`memplan.api.rewrite.check_file`). That is worth
 something only while they share no code, so neither may ever import the other.
 """
 

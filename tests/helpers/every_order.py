@@ -10,7 +10,6 @@ from random import Random
 import numpy as np
 
 from helpers.problems import Case, Op
-from memplan.planning.tokens import in_turn
 from memplan.solver.evaluate import IMPOSSIBLE, evaluate
 from memplan.solver.forms import with_makers
 from memplan.solver.problem import NONE, Flags, Form, Ints, Problem
@@ -104,13 +103,13 @@ def asked_case(seed: int) -> Asked:
         nodes.append((op.name, tuple(range(first, first + len(encode))), len(ops) - 1))
     case = Case(*ops, resident="x")
     forms = tuple(Form("other", case.tensors[name], *chain) for name, *chain in nodes)
+    if draw.random() < 0.5:
+        _write_over(case, draw)
     maker = case.arrays.maker.copy()
     for form in forms:
         node = next(k for k, op in enumerate(ops) if case.tensors[op.name] == form.tensor)
         maker[form.tensor] = node if ops[node].again else NONE
     case.arrays = with_makers(case.arrays._replace(maker=maker), (), forms)
-    if draw.random() < 0.5:
-        _write_over(case, draw)
     start, protected = case.order, np.zeros(len(ops), np.bool_)
     again = [k for k in case.order.tolist() if k in case.arrays.maker.tolist()]
     if again and draw.random() < 0.4:
@@ -149,15 +148,10 @@ def _write_over(case: Case, draw: Random) -> None:
     ]
     writers = [node for node in case.order.tolist() if node >= max(readers)]
     writer = draw.choice(writers)
+    arrays = case.built([(node, writer) for node in readers if node != writer])
     overwriter = np.full(len(arrays.nbytes), NONE, np.int64)
     overwriter[sorted(lying)] = writer
-    pairs = [(node, writer) for node in readers if node != writer]
-    arrays = in_turn(arrays._replace(overwriter=overwriter), pairs)
-    unmade = np.full(len(arrays.nbytes) - len(arrays.maker), NONE, np.int64)
-    starts = arrays.other_start
-    if len(starts):
-        starts = np.append(starts, np.full(len(unmade), starts[-1]))
-    case.arrays = arrays._replace(maker=np.append(arrays.maker, unmade), other_start=starts)
+    case.arrays = arrays._replace(overwriter=overwriter)
 
 
 def every_sequence(case: Case, again: int, forms: Sequence[Form] = ()) -> Iterator[Ints]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from memplan.api.rewrite.check_file import require_as_planned, sound_timeline
 from memplan.errors import InfeasibleError, UsageError
 from memplan.ir.graph import Graph
 from memplan.ir.phases import differentiated
@@ -16,13 +17,13 @@ from memplan.ops.cost import DEVICES, node_costs
 from memplan.planning.apply import apply_plan
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, Prepared, make_plan, prepare
-from memplan.planning.verify import ensure
 from memplan.runtime.messages import Measurement, RunRequest
 from memplan.runtime.profiled import profiled_runs
 from memplan.runtime.session_options import session_options
 from memplan.shapes.fold import small_constants
+from memplan.shapes.prepare import PreparedModel
 from memplan.simulate.opened import OpenModel
-from memplan.simulate.session import session_kind
+from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, simulate
 from memplan.solver.strategies.builtin import parse_strategy
 
@@ -45,16 +46,21 @@ def prepared_for(model: OpenModel, share: float) -> tuple[Prepared, int]:
     return prepare(PlanRequest(model.graph, TUNED, budget, estimate, values)), budget
 
 
+def checked(
+    before: PreparedModel, rewritten: onnx.ModelProto, plan: Plan, session: SessionKind = TUNED
+) -> Timeline:
+    """The simulation of a file that is sound and takes what its plan says."""
+    timeline = sound_timeline(rewritten, before, plan, session)
+    require_as_planned(plan, timeline)
+    return timeline
+
+
 def plan_and_apply(model: OpenModel, share: float) -> tuple[onnx.ModelProto, Plan, Timeline]:
     """A few rounds of search for such a budget, applied and verified."""
     request, _ = prepared_for(model, share)
     plan = make_plan(request, parse_strategy("search{iterations=6}"), 10.0)
     rewritten = apply_plan(model.prepared.proto, plan, model.prepared.dims)
-    return (
-        rewritten,
-        plan,
-        ensure(model.prepared.proto, rewritten, plan, model.prepared.types, TUNED),
-    )
+    return rewritten, plan, checked(model.prepared, rewritten, plan)
 
 
 # All that are built in, with options that change what they do.

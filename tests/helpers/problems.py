@@ -8,6 +8,7 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 
+from memplan.solver.build import Output, ProblemBuilder
 from memplan.solver.evaluate import evaluate
 from memplan.solver.problem import NONE, Arrays, Ints, Problem
 
@@ -53,71 +54,62 @@ class Case:
         for op in ops:
             for name, _ in self._outputs(op):
                 self.tensors.setdefault(name, len(self.tensors))
-        self.arrays = self._arrays()
+        self.arrays = self.built()
 
     @staticmethod
     def _outputs(op: Op) -> list[tuple[str, int]]:
         return [(op.rebuilds or op.name, op.nbytes), *op.more]
 
-    def _arrays(self) -> Arrays:
-        reads: list[int] = []
-        writes: list[int] = []
-        read_start, write_start, inplace_start = [0], [0], [0]
-        alias: list[int] = []
-        inplace: list[int] = []
-        droppable: list[bool] = []
-        fleeting: list[bool] = []
-        count = len(self.tensors)
-        size, maker = [0] * count, [NONE] * count
-        pinned = [False] * count
+    def built(self, turns: Sequence[tuple[int, int]] = ()) -> Arrays:
+        """The arrays, with an order among some nodes."""
+        problem = ProblemBuilder()
+        size: dict[str, int] = {}
+        maker: dict[str, int] = {}
+        pinned: dict[str, bool] = {}
         for k, op in enumerate(self.ops):
-            slots = [self.tensors[name] for name in op.reads.split()]
-            reads.extend(slots)
-            read_start.append(len(reads))
             for slot, (name, nbytes) in enumerate(self._outputs(op)):
-                t = self.tensors[name]
-                writes.append(t)
-                alias.append(slots[0] if op.like == "view" and slot == 0 else NONE)
-                inplace.extend(slots[:1] if op.like == "inplace" and slot == 0 else [])
-                inplace_start.append(len(inplace))
-                droppable.append(op.droppable and slot > 0)
-                fleeting.append(op.fleeting)
-                size[t] = nbytes
-                pinned[t] = pinned[t] or (op.output and slot == 0) or name == op.output_too
+                size[name] = nbytes
+                pinned[name] = (
+                    pinned.get(name, False) or (op.output and slot == 0) or name == op.output_too
+                )
                 if op.again:
-                    maker[t] = k
-            write_start.append(len(writes))
+                    maker[name] = k
+        for t, name in enumerate(self.tensors):
+            nbytes = size.get(name, 0)
+            problem.add_tensor(
+                nbytes,
+                alike=nbytes,  # equal size stands for equal dimensions
+                resident=t < self.resident,
+                pinned=pinned.get(name, False),
+                maker=maker.get(name, NONE),
+            )
         # Rebuild rules stand right behind the node that they replace, in the order given.
         spread = len(self.ops) + 1
-        rank = [
-            spread * self.place[op.behind or op.rebuilds] + k + 1 if op.rebuilds else spread * k
-            for k, op in enumerate(self.ops)
-        ]
-
-        def ints(values: Sequence[int]) -> Ints:
-            return np.asarray(values, dtype=np.int64)
-
-        return Arrays(
-            read_start=ints(read_start),
-            reads=ints(reads),
-            write_start=ints(write_start),
-            writes=ints(writes),
-            alias_of=ints(alias),
-            inplace_start=ints(inplace_start),
-            inplace_of=ints(inplace),
-            droppable=np.asarray(droppable, dtype=np.bool_),
-            fleeting=np.asarray(fleeting, dtype=np.bool_),
-            nbytes=ints(size),
-            alike=ints(size),  # equal size stands for equal dimensions
-            resident=np.arange(count) < self.resident,
-            pinned=np.asarray(pinned, dtype=np.bool_),
-            eager=np.asarray([op.eager for op in self.ops], dtype=np.bool_),
-            maker=ints(maker),
-            rank=ints(rank),
-            cost=np.asarray([op.cost for op in self.ops]),
-            workspace=ints([op.workspace for op in self.ops]),
-            inside=ints([op.inside for op in self.ops]),
-        )
+        for k, op in enumerate(self.ops):
+            reads = [self.tensors[name] for name in op.reads.split()]
+            outputs = [
+                Output(
+                    self.tensors[name],
+                    alias=reads[0] if op.like == "view" and slot == 0 else NONE,
+                    inplace=tuple(reads[:1]) if op.like == "inplace" and slot == 0 else (),
+                    droppable=op.droppable and slot > 0,
+                    fleeting=op.fleeting,
+                )
+                for slot, (name, _) in enumerate(self._outputs(op))
+            ]
+            behind = self.place[op.behind or op.rebuilds] if op.rebuilds else k
+            problem.add_node(
+                op.cost,
+                reads,
+                outputs,
+                workspace=op.workspace,
+                inside=op.inside,
+                eager=op.eager,
+                rank=spread * behind + (k + 1 if op.rebuilds else 0),
+            )
+        for first, second in turns:
+            problem.order_after(first, second)
+        return problem.build()
 
     @property
     def order(self) -> Ints:

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from helpers.effort import tries
-from helpers.plans import TUNED, estimate, outputs_of, plan_and_apply
+from helpers.plans import TUNED, checked, estimate, outputs_of, plan_and_apply
 from helpers.random_graphs import models
 from memplan.errors import InfeasibleError
 from memplan.planning.apply import apply_plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare
-from memplan.planning.verify import ensure
 from memplan.proto.nodes import captured_names
 from memplan.runtime.inputs import synthesize
 from memplan.shapes.prepare import prepare as prepare_model
@@ -143,7 +142,7 @@ def test_a_clone_is_read_inside_bodies_and_no_body_hides_it() -> None:
     request = PlanRequest(model.graph, TUNED, peak, estimate, force=frozenset({forced}))
     plan = make_plan(prepare(request), parse_strategy("greedy"), 10.0)
     rewritten = apply_plan(proto, plan, {})
-    timeline = ensure(proto, rewritten, plan, model.prepared.types, TUNED)
+    timeline = checked(model.prepared, rewritten, plan)
     (read,) = (captured_names(node) for node in rewritten.graph.node if node.op_type == "If")
     assert "t" not in read
     assert any(name.startswith("t/recompute_") for name in read)

@@ -8,11 +8,10 @@ import onnx
 import pytest
 
 from helpers.graphs import open_text
-from helpers.plans import AUTO, NAMED, TUNED, Task, outputs_of, task_of
+from helpers.plans import AUTO, NAMED, Task, checked, outputs_of, task_of
 from helpers.training_steps import STEPS
 from memplan.planning.apply import apply_plan
 from memplan.planning.plan import Plan
-from memplan.planning.verify import ensure
 from memplan.runtime.inputs import synthesize
 
 pytestmark = pytest.mark.ort
@@ -43,7 +42,7 @@ def test_every_strategy(make: Callable[[], onnx.ModelProto]) -> None:
         if plan is None:
             continue
         rewritten = apply_plan(model.prepared.proto, plan, {})
-        timeline = ensure(model.prepared.proto, rewritten, plan, model.prepared.types, TUNED)
+        timeline = checked(model.prepared, rewritten, plan)
         outputs, measured = outputs_of(rewritten, feeds)
         assert measured.dynamic_bytes == timeline.dynamic_peak_bytes, strategy
         for before, after in zip(reference, outputs, strict=True):

@@ -9,13 +9,12 @@ from hypothesis.strategies import booleans, lists, sampled_from, tuples
 from onnx import TensorProto, helper, numpy_helper
 
 from helpers.graphs import TUNED, open_text
-from helpers.plans import estimate, outputs_of
+from helpers.plans import checked, estimate, outputs_of
 from memplan.equivalence.prove import Side, prove, reference_side
 from memplan.planning.apply import apply_plan
 from memplan.planning.forms.extend_graph import extend, kinds_for
 from memplan.planning.forms.packed_masks import PACKED
 from memplan.planning.planner import PlanRequest, make_plan, prepare
-from memplan.planning.verify import ensure
 from memplan.shapes.fold import small_constants
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import simulate
@@ -105,7 +104,7 @@ def test_plans_with_packed_masks_hold(layers: list[tuple[str, bool]], size: int)
     prepared = model.prepared
     plan = make_plan(prepare(request), parse_strategy("search{iterations=3,certify=0}"), 10.0)
     rewritten = apply_plan(prepared.proto, plan, prepared.dims)
-    timeline = ensure(prepared.proto, rewritten, plan, prepared.types, TUNED)
+    timeline = checked(prepared, rewritten, plan)
     found = prove(reference_side(prepared, rewritten), Side(rewritten, prepared.folder))
     assert found.proved, found.reason
     before_it = simulate(model.graph, TUNED).peak_with_workspace_bytes

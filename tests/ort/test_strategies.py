@@ -9,9 +9,8 @@ import pytest
 
 from helpers.models import SAMPLES, each, runnable_models, two_of
 from helpers.originals import original
-from helpers.plans import AUTO, NAMED, TUNED, Task, outputs_of, task_of
+from helpers.plans import AUTO, NAMED, Task, checked, outputs_of, task_of
 from memplan.planning.apply import apply_plan
-from memplan.planning.verify import ensure
 from memplan.solver.strategies.builtin import BUILT_IN
 
 pytestmark = pytest.mark.ort
@@ -46,7 +45,7 @@ def test_plans_run_as_predicted(path: Path) -> None:
             continue
         seen.add(plan.sequence)
         rewritten = apply_plan(proto, plan, dims)
-        timeline = ensure(proto, rewritten, plan, graph.model.prepared.types, TUNED)
+        timeline = checked(graph.model.prepared, rewritten, plan)
         outputs, measured = outputs_of(rewritten, source.feeds, dims)
         assert measured.dynamic_bytes == timeline.dynamic_peak_bytes, strategy
         for before, after in zip(source.outputs, outputs, strict=True):

@@ -18,7 +18,7 @@ AREAS = (
     "memplan/simulate",
     "memplan/solver/evaluate.py",
     "memplan/planning/apply.py",
-    "memplan/planning/verify.py",
+    "memplan/api/rewrite/check_file.py",
     "memplan/planning/encode_problem.py",
     "memplan/plain",
     "memplan/equivalence",

@@ -1,32 +1,43 @@
-"""Plan every candidate; the cheapest plan wins."""
+"""Plan the candidates; the best plan so far is kept, whatever comes after it.
+
+Candidates come by rising least cost, so the search among them is a branch and bound: where the best
+plan costs no more than the next must, it is the answer. Where several are left and the clock
+decides, they are looked at in rounds, each for a second in the first and twice as long in every
+further one. How long a look takes does not depend on the limit, so a run with more time begins as
+one with less does, and goes on from there: its plan is never worse.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import takewhile
+from dataclasses import dataclass, field, replace
 
+from memplan.api.rewrite.candidates import (
+    Candidate,
+    candidates,
+    chunk_cost,
+    chunk_step,
+    orders_of,
+    steps_of,
+    variants,
+)
 from memplan.api.rewrite.goal import Goal, Source
 from memplan.api.rewrite.loop_storage import with_loops
-from memplan.api.rewrite.rewrite_candidates import Candidate, candidates, variants
 from memplan.deadline import Deadline, now
 from memplan.errors import InfeasibleError, MemplanError, UsageError
 from memplan.passes.chunk.asked import NAME as CHUNK
-from memplan.passes.graph_pass import Pass
-from memplan.passes.manager import PassManager, PassStep, before_orders, without_order
+from memplan.passes.manager import PassStep
 from memplan.planning.forms.extend_graph import kinds_for
 from memplan.planning.plain.finish_fences import PlainModel
-from memplan.planning.plain.plain_plan import in_file_order, plan_plain
+from memplan.planning.plain.plain_plan import plan_plain
 from memplan.planning.plan import Plan
 from memplan.planning.plan_file import ChunkDecision
-from memplan.planning.planner import make_plan, plan_request, prepare
+from memplan.planning.planner import Prepared, make_plan, plan_request, prepare
 from memplan.simulate.opened import OpenModel
-from memplan.simulate.session import SessionKind
-from memplan.simulate.timeline import simulate
-from memplan.solver.strategies.builtin import Search
 
-# Of the time limit, without which the kind of chunks that takes longest to make is left out.
-_LEAST_TIME = 0.2
+_FIRST_LOOK = 1.0  # seconds
+_LEAST_SEARCH = 0.3  # of the time limit, while there is no plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,122 +82,160 @@ def find_plan(source: Source, goal: Goal) -> Planned:
 
     Raises:
         InfeasibleError: there is none; why, of the first variant.
-        UsageError: the strategy cannot work on the last variant, the file's own nodes.
+        UsageError: the strategy can work on no variant.
     """
-    failure: InfeasibleError | None = None
-    every = variants(source.model, goal)
-    for variant in every:
+    failures: list[MemplanError] = []
+    for variant in variants(source, goal):
         try:
-            return _cheapest(tuple(candidates(variant, source, goal)), goal)
-        except InfeasibleError as error:
-            failure = failure or error
-        except UsageError:
-            # Fusions may have taken away what the strategy goes by: names, or bottlenecks.
-            if variant is every[-1]:
-                raise
-    assert failure is not None
-    raise failure
+            return _Contest(goal).winner(tuple(candidates(variant, goal)))
+        except (InfeasibleError, UsageError) as error:
+            # Fusions may take away what a strategy goes by: names, or bottlenecks.
+            failures.append(error)
+    raise next((f for f in failures if isinstance(f, InfeasibleError)), failures[-1])
 
 
-def _cheapest(every: Sequence[Candidate], goal: Goal) -> Planned:
-    """The cheapest plan of candidates that come by rising ``least_cost``; each has its share of the
-    time that is left.
+@dataclass(slots=True)
+class _Entry:
+    """A candidate behind its passes, and what has come of it. ``closed``: no more time brings
+    anything."""
 
-    Raises:
-        InfeasibleError: there is no plan; why, of the last candidate.
-    """
-    plans: list[Planned] = []
-    tried: list[str] = []
-    failure: InfeasibleError | None = None
-    ran: list[tuple[PassStep, ...]] = []
-    for number, candidate in enumerate(every):
-        if not goal.lowest and any(p.extra_cost <= candidate.least_cost for p in plans):
-            break
-        if candidate is every[-1] and any(plan.candidate.chunk for plan in plans) and _late(goal):
-            tried.append(f"{candidate.kind}: no time left")
-            continue
-        same = ran and candidate.model is every[0].model
-        steps = steps_of(candidate, goal, ran[0] if same else ())
-        reason = _nothing_new(candidate, steps, ran, goal)
-        ran.append(steps)
-        if reason:
-            tried.append(f"{candidate.kind}: {reason}")
-            continue
+    candidate: Candidate
+    steps: tuple[PassStep, ...]
+    least_cost: float
+    chunk_cost: float
+    prepared: Prepared | None = None
+    best: Planned | None = None
+    closed: bool = False
+
+    @property
+    def model(self) -> OpenModel:
+        return self.steps[-1].model if self.steps else self.candidate.model
+
+
+@dataclass(slots=True)
+class _Contest:
+    """The candidates of one variant: behind their passes, the best plan so far, why the last one
+    without a plan has none, and what came of each kind."""
+
+    goal: Goal
+    entries: list[_Entry] = field(default_factory=list)
+    best: Planned | None = None
+    failure: MemplanError | None = None
+    tried: dict[str, str] = field(default_factory=dict)
+
+    def winner(self, every: Sequence[Candidate]) -> Planned:
+        """The best plan of candidates that come by rising ``least_cost``.
+
+        Raises:
+            InfeasibleError, UsageError: there is no plan; why, of the last candidate.
+        """
+        for candidate in every:
+            if self._needless(candidate.least_cost):
+                break
+            entries = self._entered(candidate)
+            alone = len(every) == 1 and len(entries) == 1
+            for entry in entries:
+                self._look(entry, math.inf if alone else _FIRST_LOOK)
+        seconds = _FIRST_LOOK
+        while waiting := [each for each in self.entries if not each.closed]:
+            seconds *= 2
+            for entry in waiting:
+                if not self._in_time(seconds):
+                    return self._answer()
+                self._look(entry, seconds)
+        return self._answer()
+
+    def _answer(self) -> Planned:
+        if self.best is None:
+            assert self.failure is not None
+            raise self.failure
+        return replace(self.best, tried=tuple(f"{k}: {what}" for k, what in self.tried.items()))
+
+    def _entered(self, candidate: Candidate) -> list[_Entry]:
+        """The candidate behind its passes, in every order of nodes that is to be planned; none
+        where that is nothing new, or comes too late."""
+        goal, chunk, ran = self.goal, candidate.chunk, self.entries
+        if not self._in_time():
+            self.tried[candidate.kind] = "no time left"
+            return []
+        choice = chunk is not None and goal.chunk is not None and goal.chunk.optional
+        if choice and chunk is not None and self.best is not None:
+            candidate = replace(candidate, chunk=replace(chunk, deadline=self._left()))
+        known = next((e.steps for e in ran if e.candidate.model is candidate.model), ())
+        steps = steps_of(candidate, goal, known)
+        if choice:
+            chunks = _decisions(steps)
+            if not chunks or any(_decisions(each.steps) == chunks for each in ran):
+                note = next(step.note for step in steps if step.name == CHUNK)
+                self.tried[candidate.kind] = "the same" if chunks else note
+                return []
+        found = []
+        for ordered in orders_of(candidate, steps, goal):
+            cost = chunk_cost(candidate, ordered, goal)
+            found.append(_Entry(candidate, ordered, with_chunks(candidate.least_cost, cost), cost))
+        self.entries += found
+        return found
+
+    def _look(self, entry: _Entry, seconds: float) -> None:
+        """Plan one entry within so many seconds, and keep the best of all."""
+        goal, kind, deadline = self.goal, entry.candidate.kind, self._left(seconds)
+        if self._needless(entry.least_cost):
+            entry.closed = True
+            self.tried.setdefault(kind, f"at least {100 * entry.least_cost:.2f}% more time")
+            return
         try:
-            deadline = goal.search.share(1 / (len(every) - number))
-            plans.append(try_plan(candidate, steps, goal, deadline))
-            tried.append(f"{candidate.kind}: {100 * plans[-1].extra_cost:.2f}% more time")
-        except InfeasibleError as error:
-            failure = error
-            tried.append(f"{candidate.kind}: no plan")
-    if not plans:
-        assert failure is not None
-        raise failure
-    return replace(_preferred(plans, goal), tried=tuple(tried))
+            found = _plan(entry, goal, deadline)
+        except (InfeasibleError, UsageError) as error:
+            self.failure = error
+            self.tried.setdefault(kind, "no plan")
+            return
+        finally:
+            # A search that has not used its time has done what there was to do.
+            entry.closed = not deadline.passed
+        entry.best = _better(found, entry.best, goal)
+        self.best = _better(found, self.best, goal)
+        self.tried[kind] = f"{100 * entry.best.extra_cost:.2f}% more time"
+
+    def _needless(self, least_cost: float) -> bool:
+        """Whether a plan that costs so much cannot be the best."""
+        if self.best is None or self.goal.lowest:
+            return False
+        return self.best.extra_cost <= least_cost
+
+    @property
+    def _spare(self) -> float:
+        """Seconds that are left for plans."""
+        nodes = max((len(each.model.graph.nodes) for each in self.entries), default=0)
+        return self.goal.deadline.left - self.goal.closing_seconds * nodes
+
+    @property
+    def _least(self) -> float:
+        """Seconds for a search while there is no plan, however long the rest has taken."""
+        return _LEAST_SEARCH * self.goal.deadline.seconds if self.best is None else 0.0
+
+    def _in_time(self, seconds: float = 0.0) -> bool:
+        """Whether a look of so many seconds may begin."""
+        return self._spare > 0 or seconds < self._least
+
+    def _left(self, seconds: float = math.inf) -> Deadline:
+        """The end of a search of so many seconds, or of all that are left. Where rounds are counted
+        there is none."""
+        deadline = self.goal.deadline
+        if math.isinf(deadline.seconds):
+            return deadline
+        return Deadline(min(seconds, max(self._spare, self._least, 0.0)), deadline.clock)
 
 
-def _chunks_are_a_choice(goal: Goal) -> bool:
-    return goal.chunk is not None and goal.chunk.optional
-
-
-def _late(goal: Goal) -> bool:
-    """Whether little time is left where chunks are a choice."""
-    if not _chunks_are_a_choice(goal):
-        return False
-    left = goal.deadline.left - goal.closing_seconds
-    return left < _LEAST_TIME * goal.options.time_limit
-
-
-def _preferred(plans: Sequence[Planned], goal: Goal) -> Planned:
-    """The cheapest, of such the one with the lowest peak without workspace, which runs show; where
-    the budget says nothing, or the least is asked for, the lowest."""
+def _better(found: Planned, other: Planned | None, goal: Goal) -> Planned:
+    """The cheaper plan, of such the one with the lower peak without workspace, which runs show;
+    where the budget says nothing, or the least is asked for, the lower one."""
+    if other is None:
+        return found
     if goal.lowest or goal.strategy.ignores_budget:
-        return min(plans, key=lambda plan: (plan.peak_bytes, plan.extra_cost))
-    return min(plans, key=lambda p: (p.extra_cost, p.plan.predicted_peak_bytes, p.peak_bytes))
-
-
-def steps_of(
-    candidate: Candidate, goal: Goal, known: Sequence[PassStep] = ()
-) -> tuple[PassStep, ...]:
-    """What is done to a candidate before anything is recomputed. ``known``: what was done to
-    another of the same model, whose first passes need not run again where they are the same.
-
-    Raises:
-        UsageError: an option of a pass names what is not there.
-    """
-    chunk, tuned = candidate.chunk, goal.session.name == "tuned"
-    passes = goal.passes if chunk is None or not tuned else before_orders(goal.passes, chunk)
-    pairs = zip(known[len(candidate.loops) :], passes, strict=False)
-    done = tuple(step for step, _ in takewhile(lambda pair: pair[0].name == pair[1].name, pairs))
-    ran = PassManager(passes, done).run(candidate.model, candidate.timeline, goal.passing)
-    if chunk is not None and not tuned:
-        ran = (*ran, pinned_chunks(chunk, ran[-1] if ran else candidate, goal.session))
-    return (*candidate.loops, *ran)
-
-
-def pinned_chunks(chunk: Pass, before: PassStep | Candidate, session: SessionKind) -> PassStep:
-    """Chunks for a plain session, which runs them one after the other because of the pins that the
-    plan adds: what they save shows behind these."""
-    pinned = simulate(before.model.graph, in_file_order(session))
-    found = chunk.apply(before.model, pinned)
-    changed = found.model is not before.model
-    after = simulate(found.model.graph, session) if changed else before.timeline
-    return PassStep(chunk.name, found.model, after, changed, note=found.note, chunks=found.chunks)
-
-
-def _nothing_new(
-    candidate: Candidate,
-    steps: Sequence[PassStep],
-    ran: Sequence[Sequence[PassStep]],
-    goal: Goal,
-) -> str:
-    """Why a candidate is one that was tried before; else empty."""
-    if not _chunks_are_a_choice(goal) or candidate.chunk is None:
-        return ""
-    chunks = _decisions(steps)
-    if not chunks:
-        return next(step.note for step in steps if step.name == CHUNK)
-    return "the same" if any(_decisions(each) == chunks for each in ran) else ""
+        return min(other, found, key=lambda plan: (plan.peak_bytes, plan.extra_cost))
+    return min(
+        other, found, key=lambda p: (p.extra_cost, p.plan.predicted_peak_bytes, p.peak_bytes)
+    )
 
 
 def _decisions(steps: Sequence[PassStep]) -> tuple[ChunkDecision, ...]:
@@ -194,82 +243,25 @@ def _decisions(steps: Sequence[PassStep]) -> tuple[ChunkDecision, ...]:
     return () if place is None else steps[place].chunks
 
 
-def chunk_step(steps: Sequence[PassStep]) -> int | None:
-    """The place of the step that made chunks; None: there are none."""
-    return next((k for k, step in enumerate(steps) if step.changed and step.name == CHUNK), None)
-
-
-def try_plan(
-    candidate: Candidate, steps: tuple[PassStep, ...], goal: Goal, deadline: Deadline
-) -> Planned:
-    """The best plan of one candidate behind the free passes.
-
-    Args:
-        candidate: what to plan.
-        steps: what was done to it before (:func:`steps_of`).
-        goal: the budget, and how to plan.
-        deadline: for the strategy, in every node order that it tries.
+def _plan(entry: _Entry, goal: Goal, deadline: Deadline) -> Planned:
+    """A plan for the model that the steps of an entry lead to.
 
     Raises:
-        InfeasibleError: no plan keeps the budget.
+        InfeasibleError: none keeps the budget.
         UsageError: the strategy cannot work on this graph, or a name is not there.
     """
-    plans: list[Planned] = []
-    failure: MemplanError | None = None
-    orders = _orders(candidate, steps, goal)
-    for number, ordered in enumerate(orders):
-        share = deadline.share(1 / (len(orders) - number))
-        try:
-            plans.append(_plan(candidate, ordered, goal, share))
-        except (InfeasibleError, UsageError) as error:
-            failure = error
-    if failure is not None and not plans:
-        raise failure
-    return _preferred(plans, goal)
-
-
-def _orders(
-    candidate: Candidate, steps: tuple[PassStep, ...], goal: Goal
-) -> list[tuple[PassStep, ...]]:
-    """The steps; also without the new node order for a published strategy, which may get on better
-    in the order that it was made for, and where a budget may do without an order that saves
-    workspace alone and costs memory that runs show."""
-    before = without_order(steps)
-    if before is steps:
-        return [steps]
-    last = before[-1] if before else candidate
-    raised = steps[-1].timeline.peak_bytes > last.timeline.peak_bytes
-    own = isinstance(goal.strategy, Search) and not (raised and not goal.lowest)
-    return [steps] if own else [steps, before]
-
-
-def _plan(
-    candidate: Candidate, steps: tuple[PassStep, ...], goal: Goal, deadline: Deadline
-) -> Planned:
-    """A plan for the model that ``steps`` lead to."""
-    last = steps[-1] if steps else candidate
-    model = last.model
+    model, plain = entry.model, None
     request = plan_request(model, goal.session, goal.costs, goal.budget_bytes, goal.selectors)
     forms = kinds_for(model.prepared, goal.forms)
     request = replace(request, lowest=goal.lowest, forms=forms)
-    plain: PlainModel | None = None
     begun = now()
     try:
         if goal.session.name == "default":
             plan, plain = plan_plain(model, request, goal.strategy, deadline, goal.progress)
         else:
-            plan = make_plan(prepare(request), goal.strategy, deadline.left, goal.progress)
+            entry.prepared = entry.prepared or prepare(request)
+            plan = make_plan(entry.prepared, goal.strategy, deadline.left, goal.progress)
     finally:
         goal.searched.append(now() - begun)
-    plan = with_loops(plan, candidate.loops, goal.costs, model.graph)
-    return Planned(candidate, steps, plan, plain, chunk_cost(candidate, steps, goal))
-
-
-def chunk_cost(candidate: Candidate, steps: Sequence[PassStep], goal: Goal) -> float:
-    """What chunks take, estimated for all nodes: those of chunks were never measured."""
-    place = chunk_step(steps)
-    if place is None:
-        return 0.0
-    before = steps[place - 1].model if place else candidate.model
-    estimate = goal.costs.estimate
-    return float(sum(estimate(steps[place].model.graph)) / sum(estimate(before.graph)) - 1)
+    plan = with_loops(plan, entry.candidate.loops, goal.costs, model.graph)
+    return Planned(entry.candidate, entry.steps, plan, plain, entry.chunk_cost)

@@ -114,7 +114,6 @@ class Source:
     analyzed: OpenModel | None = None
 
 
-_LEAST_SEARCH = 0.3  # of the time limit, for the search, however long the rest has taken
 # Of the time limit, until passes may begin that only save memory; and at least so many seconds.
 _PASSES, _LEAST_PASSES = 0.5, 2.0
 # The pass that orders nodes may take this share of the time left, and at most so long.
@@ -132,11 +131,11 @@ class Goal:
     anyway.
 
     ``deadline`` is that of the whole, and never passes where rounds are counted;
-    ``closing_seconds`` of it are left for what comes behind the search: applying, simulating,
-    proving and reading again.
+    ``closing_seconds`` of it for every node are left for what comes behind the search: applying,
+    simulating and proving.
 
     ``prune_alone``: no other pass runs, as a plan was rejected before
-    (:mod:`memplan.api.rewrite.proved`).
+    (:mod:`memplan.api.rewrite.finish`).
 
     ``searched``: the seconds of every search so far, by the clock; those that found nothing, too.
     """
@@ -176,12 +175,6 @@ class Goal:
         """For passes that only save memory: half of the time, counted from the beginning."""
         seconds = max(_PASSES * self.deadline.seconds, _LEAST_PASSES)
         return Deadline(seconds - self.deadline.spent, self.deadline.clock)
-
-    @property
-    def search(self) -> Deadline:
-        """For the strategy: what is left but for ``closing_seconds``, and a least share."""
-        least = _LEAST_SEARCH * self.deadline.seconds
-        return Deadline(max(self.deadline.left - self.closing_seconds, least), self.deadline.clock)
 
 
 def given_options(budget: object) -> RewriteOptions:

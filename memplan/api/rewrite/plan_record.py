@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from memplan import __version__
 from memplan.api.analysis import ACCOUNTING_VERSION
 from memplan.api.rewrite.cheapest import Planned
+from memplan.api.rewrite.finish import Proved
 from memplan.api.rewrite.goal import Goal, Source
 from memplan.api.rewrite.loop_storage import LoopStep
-from memplan.api.rewrite.proved import Proved
 from memplan.ir.graph import Graph
 from memplan.passes.manager import PassStep
 from memplan.passes.order import Order
@@ -61,8 +61,8 @@ def recorded_plan(source: Source, proved: Proved) -> PlanFile:
         settings=_settings(source, goal, planned),
         budget_bytes=goal.budget_bytes,
         baseline_peak_bytes=source.original.timeline.peak_bytes,
-        predicted_peak_bytes=proved.applied.timeline.peak_bytes,
-        predicted_peak_with_workspace_bytes=proved.applied.timeline.peak_with_workspace_bytes,
+        predicted_peak_bytes=proved.timeline.peak_bytes,
+        predicted_peak_with_workspace_bytes=proved.timeline.peak_with_workspace_bytes,
         extra_cost_fraction=max(0.0, plan.extra_cost_fraction),
         bound_fraction=plan.bound_fraction if known else 0.0,
         bound_kind=plan.bound_kind if known else "trivial",

@@ -11,13 +11,13 @@ from collections import Counter
 from dataclasses import replace
 
 from memplan.api.analysis import ACCOUNTING_VERSION
-from memplan.api.rewrite.cheapest import Planned, chunk_cost, pinned_chunks
+from memplan.api.rewrite.candidates import Candidate, chunk_cost, pinned_chunks, variants
+from memplan.api.rewrite.cheapest import Planned
+from memplan.api.rewrite.finish import Proved, finished
 from memplan.api.rewrite.goal import Goal, RewriteOptions, Source
 from memplan.api.rewrite.loop_storage import loops_again, with_loops
 from memplan.api.rewrite.plan_record import recorded_plan, versions
-from memplan.api.rewrite.proved import Applied, Proved, proved_as_planned
 from memplan.api.rewrite.replay_check import Recorded, recorded_worth, require_as_found
-from memplan.api.rewrite.rewrite_candidates import Candidate, analysis_of, variants
 from memplan.errors import EXIT_BUG, InfeasibleError, MemplanError, PlanError, UsageError
 from memplan.passes.chunk.asked import NAME as CHUNK
 from memplan.passes.chunk.chunk_replay import ChunkReplay
@@ -25,7 +25,6 @@ from memplan.passes.graph_pass import Pass
 from memplan.passes.manager import NAMES, PassManager, PassStep, make_passes
 from memplan.passes.order import Order, OrderAgain
 from memplan.passes.prune import Prune
-from memplan.planning.apply import apply_plan
 from memplan.planning.forms.extend_graph import kinds_for
 from memplan.planning.forms.on_host import ON_HOST
 from memplan.planning.plain.plain_plan import everything_fenced, plain_again
@@ -33,9 +32,8 @@ from memplan.planning.plan import Plan
 from memplan.planning.plan_decisions import ANEW, EDITED
 from memplan.planning.plan_file import FormNode, PlanFile
 from memplan.planning.plan_rows import WORDS
-from memplan.planning.planner import Figures, Prepared, plan_request, plan_with, prepare
+from memplan.planning.planner import Prepared, plan_request, plan_with, prepare
 from memplan.planning.replay_sequence import sequence_as_it_stands
-from memplan.planning.verify import sound_timeline
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
 from memplan.units import SizeSpec, counted, format_bytes, printable
@@ -123,8 +121,15 @@ def _proved(source: Source, goal: Goal, plan: PlanFile) -> Proved:
     _require_planned(model, plan)
     prepared = _prepared(model, goal, plan)
     decided = with_loops(_plan(prepared, goal, plan), candidate.loops, goal.costs, model.graph)
-    planned = Planned(candidate, steps, decided, None, chunk_cost(candidate, steps, goal))
-    return proved_as_planned(*_applied(planned, goal, plan), goal)
+    plain = None
+    if goal.session.name == "default":
+        if plan.plain is None:
+            raise PlanError("the plan is for a plain session, and says nothing of its pins", EDITED)
+        plain = plain_again(model, decided, goal.session, plan.plain)
+    cost = chunk_cost(candidate, steps, goal)
+    found = finished(Planned(candidate, steps, decided, plain, cost), goal)
+    told = _with_peaks(decided, found.timeline, goal, plan)
+    return replace(found, planned=replace(found.planned, plan=told))
 
 
 def _require_planned(model: OpenModel, plan: PlanFile) -> None:
@@ -165,7 +170,7 @@ def _candidate(source: Source, goal: Goal, plan: PlanFile) -> Candidate:
     Raises:
         PlanError: ONNX Runtime does not fuse nodes here as it did when the plan was made.
     """
-    variant = variants(source.model, goal)[0]
+    variant = next(variants(source, goal))
     if variant.level != plan.optimize:
         raise PlanError(
             f"the plan is of the graph that ONNX Runtime optimizes ({plan.optimize}), which is not "
@@ -173,7 +178,7 @@ def _candidate(source: Source, goal: Goal, plan: PlanFile) -> Candidate:
             ANEW,
         )
     loops = loops_again(variant.model, goal.session, plan.loops, goal.costs, goal.options.loss)
-    return Candidate(variant, analysis_of(variant, source, goal), loops)
+    return Candidate(variant, loops)
 
 
 def _steps(candidate: Candidate, goal: Goal, plan: PlanFile) -> tuple[PassStep, ...]:
@@ -220,38 +225,9 @@ def _plan(prepared: Prepared, goal: Goal, plan: PlanFile) -> Plan:
     base = float(sum(costs[node] for node in prepared.encoded.order))
     runs = Counter(sequence)
     extra = sum(float(costs[node]) * count for node, count in runs.items()) - base
-    figures = Figures(
-        budget_bytes=goal.budget_bytes,
-        predicted_peak_bytes=0,
-        predicted_peak_with_workspace_bytes=0,
-        extra_cost_fraction=max(0.0, extra / (base or 1.0)),
-        bound_fraction=0.0,
-        bound_kind="trivial",
-    )
-    found = plan_with(prepared, sequence, figures, plan.strategy, 0.0)
-    return replace(found, tags=goal.strategy.clone_tags)
-
-
-def _applied(planned: Planned, goal: Goal, plan: PlanFile) -> tuple[Planned, Applied]:
-    """The new model, simulated and sound, and the plan with the peaks that it has.
-
-    Raises:
-        PlanError: the file says other peaks, or nothing of a plain session.
-        InfeasibleError: the budget does not hold.
-        Rejected: the new model is not what was planned; our bug.
-    """
-    session, model = goal.session, planned.model
-    if session.name == "tuned":
-        prepared = model.prepared
-        result = apply_plan(prepared.proto, planned.plan, prepared.dims)
-        timeline = sound_timeline(prepared.proto, result, planned.plan, prepared.types, session)
-        applied = Applied(result, timeline)
-    elif plan.plain is None:
-        raise PlanError("the plan is for a plain session, and says nothing of its pins", EDITED)
-    else:
-        plain = plain_again(model, planned.plan, session, plan.plain)
-        planned, applied = replace(planned, plain=plain), Applied(plain.model, plain.timeline)
-    return replace(planned, plan=_with_peaks(planned.plan, applied.timeline, goal, plan)), applied
+    found = plan_with(prepared, sequence, plan.strategy)
+    extra_cost = max(0.0, extra / (base or 1.0))
+    return replace(found, extra_cost_fraction=extra_cost, tags=goal.strategy.clone_tags)
 
 
 def _with_peaks(decided: Plan, timeline: Timeline, goal: Goal, plan: PlanFile) -> Plan:

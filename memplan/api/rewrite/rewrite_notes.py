@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from memplan.api.rewrite.cheapest import Planned, chunk_step
+from memplan.api.rewrite.candidates import chunk_step
+from memplan.api.rewrite.cheapest import Planned
+from memplan.api.rewrite.finish import Proved
 from memplan.api.rewrite.goal import Goal, Source
 from memplan.api.rewrite.offload_rewrite import OffloadReport
-from memplan.api.rewrite.proved import Proved
 from memplan.equivalence.prove import Equivalence
 from memplan.equivalence.terms import IN_CHUNKS
 from memplan.passes.chunk.asked import NAME as CHUNK

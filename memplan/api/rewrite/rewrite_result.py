@@ -9,7 +9,8 @@ import onnx
 
 from memplan.api.analysis import Analysis
 from memplan.api.floor_sentence import FloorReport, floor_report
-from memplan.api.rewrite.cheapest import chunk_step, with_chunks
+from memplan.api.rewrite.candidates import chunk_step
+from memplan.api.rewrite.cheapest import with_chunks
 from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.loop_storage import LoopStep, PairChange
 from memplan.api.rewrite.offload_rewrite import OffloadReport

@@ -1,8 +1,8 @@
 """``rewrite``: a file and a budget → a file that fits.
 
-Read (:class:`Source`), plan (:mod:`~memplan.api.rewrite.rewrite_candidates`,
-:mod:`~memplan.api.rewrite.cheapest`), apply, simulate and prove
-(:mod:`~memplan.api.rewrite.proved`), write; all of it within one deadline (:class:`Goal`).
+Read (:class:`Source`), plan (:mod:`~memplan.api.rewrite.candidates`,
+:mod:`~memplan.api.rewrite.cheapest`), apply, check and prove (:mod:`~memplan.api.rewrite.finish`),
+write; all of it within one deadline (:class:`Goal`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from memplan.api.analysis import (
 )
 from memplan.api.floor_sentence import floor_report
 from memplan.api.open_step import open_step
+from memplan.api.rewrite.finish import Proved, proved_plan
 from memplan.api.rewrite.goal import (
     Goal,
     RewriteOptions,
@@ -39,7 +40,6 @@ from memplan.api.rewrite.goal import (
 from memplan.api.rewrite.loop_storage import loops_policy
 from memplan.api.rewrite.offload_rewrite import offload_report
 from memplan.api.rewrite.plan_record import recorded_plan
-from memplan.api.rewrite.proved import Proved, proved_plan
 from memplan.api.rewrite.replay_check import Recorded
 from memplan.api.rewrite.replaying import options_of, replayed
 from memplan.api.rewrite.rewrite_notes import rewrite_notes
@@ -82,7 +82,7 @@ from memplan.solver.strategy import Progress
 __all__ = ["Rewrite", "RewriteOptions", "default_output", "replay", "rewrite"]
 
 _CLOSING = 2.5
-"""Applying, simulating, proving and reading again take about as many times what opening took."""
+"""Applying, simulating and proving take about as many times what opening took, for every node."""
 _GRACE = 2.0
 """Seconds that they may take behind the time limit."""
 
@@ -212,6 +212,7 @@ def _rewrite(
         compiling = _warm_up() if again is None else 0.0
         deadline = Deadline(math.inf if options.effort else options.time_limit)
         source = replace(_read(path, proto, dims, options, session, stack), placement=placement)
+        nodes = max(1, len(source.model.graph.nodes))
         goal = Goal(
             options=options,
             session=session,
@@ -220,7 +221,7 @@ def _rewrite(
             costs=node_costs(source.model, options),
             loops=loops_policy(options.scan_recompute, strategy, session),
             deadline=deadline,
-            closing_seconds=max(0.0, _CLOSING * deadline.spent - _GRACE),
+            closing_seconds=max(0.0, _CLOSING * deadline.spent - _GRACE) / nodes,
             forms=forms_for(options, strategy),
             chunk=chunks,
             progress=progress,
@@ -239,7 +240,7 @@ def _rewrite(
     loaded = _confirm_loaded(proved)
     if target is not None:
         beside = source.model.prepared.beside
-        placement = write_with_weights(proved.applied.model, beside, target, placement, force=force)
+        placement = write_with_weights(proved.model, beside, target, placement, force=force)
         source = replace(source, placement=placement)
     clock = ClockSeconds(sum(goal.searched), compiling, now() - begun)
     if again is None:
@@ -351,11 +352,10 @@ def _confirm_loaded(proved: Proved) -> tuple[str, ...]:
     Raises:
         InfeasibleError: the budget does not hold then.
     """
-    goal, applied = proved.goal, proved.applied
-    session = goal.session
-    if session.name != "tuned" or not changes_at_load(applied.timeline.graph, session):
+    goal, session = proved.goal, proved.goal.session
+    if session.name != "tuned" or not changes_at_load(proved.timeline.graph, session):
         return ()
-    held = written_as_loaded(applied.model, session, proved.planned.model.prepared.beside)
+    held = written_as_loaded(proved.model, session, proved.planned.model.prepared.beside)
     if held is None:
         return (NOT_ASKED,)
     if held.unchanged:
@@ -379,23 +379,23 @@ def _answer(
     record: PlanFile,
     clock: ClockSeconds,
 ) -> Rewrite:
-    goal, planned, applied = proved.goal, proved.planned, proved.applied
-    variant, analysis = planned.candidate.variant, planned.candidate.analysis
-    offload = offload_report(planned.plan.offloaded, applied.timeline, goal.costs.device)
+    goal, planned, timeline = proved.goal, proved.planned, proved.timeline
+    variant = planned.candidate.variant
+    offload = offload_report(planned.plan.offloaded, timeline, goal.costs.device)
     return Rewrite(
         path=path,
         output=output,
         options=goal.options,
         budget_bytes=goal.budget_bytes,
         original=source.original,
-        optimized=analysis,
+        optimized=variant.analysis,
         optimize_level=variant.level,
         plan=planned.plan,
-        timeline=applied.timeline,
-        model=applied.model,
+        timeline=timeline,
+        model=proved.model,
         equivalence=proved.equivalence,
         assumptions=(
-            *(source.original if planned.plain else analysis).assumptions,
+            *(source.original if planned.plain else variant.analysis).assumptions,
             *rewrite_notes(source, proved, offload, loaded),
         ),
         costs=goal.costs,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memplan.deadline import Deadline
 from memplan.errors import UsageError
 from memplan.passes.chunk.chunk_candidates import COUNTS
 from memplan.simulate.opened import OpenModel
@@ -11,6 +12,8 @@ from memplan.simulate.timeline import Timeline
 
 NAME = "chunk"
 """Of every pass that makes chunks."""
+NO_DEADLINE = Deadline()
+NO_TIME = "no time left"
 AUTO, NONE = "auto", "none"
 REGIONS, LAYERS = "regions", "layers"
 FEW = (2, 4)
@@ -29,12 +32,13 @@ class Asked:
     optional: bool = False
     count: int = 0
 
-    @property
-    def tries(self) -> tuple[tuple[str, int], ...]:
+    def tries(self, *, lowest: bool = False) -> tuple[tuple[str, int], ...]:
         """Each kind, with how many chunks of it are to be tried (0: as many as are good); what is
-        made in the least time comes first."""
+        made in the least time comes first. Where the ``lowest`` peak is asked for, what lowers the
+        floor most does."""
         few = [(LAYERS, count) for count in FEW] if self.optional else []
-        return (*few, *((kind, self.count) for kind in self.kinds))
+        every = (*few, *((kind, self.count) for kind in self.kinds))
+        return tuple(sorted(every, key=lambda each: each[0] != REGIONS)) if lowest else every
 
 
 def parse_chunks(text: str) -> Asked | None:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from memplan.passes.chunk.asked import NAME, REGIONS, reason_against
+from memplan.deadline import Deadline
+from memplan.passes.chunk.asked import NAME, NO_DEADLINE, NO_TIME, REGIONS, reason_against
 from memplan.passes.chunk.chunk_candidates import Candidate, again, candidates
 from memplan.passes.chunk.chunk_state import State, chunked, sized, stated
 from memplan.passes.graph_pass import Applied, peak_did_not_rise
@@ -42,12 +43,14 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class ChunkRegions:
     """``count``: chunks of every region, 0: what saves most. ``budget_bytes``: a peak that is low
-    enough (0: none is)."""
+    enough (0: none is). ``deadline``: of the choice; where it passes, there are no chunks, as what
+    there was time for would depend on the machine."""
 
     name: ClassVar[str] = NAME
     kind: ClassVar[str] = REGIONS
     count: int = 0
     budget_bytes: int = 0
+    deadline: Deadline = NO_DEADLINE
 
     def apply(self, model: OpenModel, timeline: Timeline) -> Applied:
         """The model with regions in chunks, as far as peak or floor falls and neither rises.
@@ -61,10 +64,12 @@ class ChunkRegions:
             return Applied(model, note=reason)
         start = sized(model, timeline)
         state, choices = self._chosen(start)
+        if choices and not self.count:
+            state, choices = self._refined(start, state, choices)
+        if self.deadline.passed:
+            return Applied(model, note=NO_TIME)
         if not choices:
             return Applied(model, note="no region saves anything")
-        if not self.count:
-            state, choices = _refined(start, state, choices)
         return Applied(
             stated(state.model),
             "; ".join(str(choice) for choice in choices),
@@ -86,6 +91,8 @@ class ChunkRegions:
         """The best change of one kind of regions; None if none is worth it."""
         best: tuple[State, Choice] | None = None
         for candidate in candidates(state, _LEAST_SEED * state.floor_bytes):
+            if self.deadline.passed:
+                return None
             found = self._best_count(candidate, state, start)
             if found is not None and (best is None or found[0].gain_over(best[0]) >= LEAST_GAIN):
                 best = found
@@ -114,26 +121,27 @@ class ChunkRegions:
                 break
         return best
 
+    def _refined(
+        self, start: State, state: State, choices: list[Choice]
+    ) -> tuple[State, list[Choice]]:
+        """The same regions in twice as many chunks, where that brings more by now."""
+        for place in range(len(choices)):
+            while not self.deadline.passed:
+                choice = choices[place]
+                more = Choice(choice.candidate, 2 * choice.count, choice.words)
+                tried = [*choices[:place], more, *choices[place + 1 :]]
+                after = _replayed(start, tried)
+                if after is None or not is_lower(after, state, start):
+                    break
+                state, choices = after, tried
+        return state, choices
+
 
 def is_lower(after: State, before: State, start: State) -> bool:
     """Whether enough is gained, and neither the floor nor the peak at the start is exceeded."""
     if after.gain_over(before) < LEAST_GAIN or after.floor_bytes > start.floor_bytes:
         return False
     return peak_did_not_rise(after.timeline, start.timeline)
-
-
-def _refined(start: State, state: State, choices: list[Choice]) -> tuple[State, list[Choice]]:
-    """The same regions in twice as many chunks, where that brings more by now."""
-    for place in range(len(choices)):
-        while True:
-            choice = choices[place]
-            more = Choice(choice.candidate, 2 * choice.count, choice.words)
-            tried = [*choices[:place], more, *choices[place + 1 :]]
-            after = _replayed(start, tried)
-            if after is None or not is_lower(after, state, start):
-                break
-            state, choices = after, tried
-    return state, choices
 
 
 def _replayed(start: State, choices: Sequence[Choice]) -> State | None:

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from memplan.deadline import Deadline
 from memplan.ir.graph import Graph
 from memplan.passes.change import facts_of
-from memplan.passes.chunk.asked import LAYERS, NAME, reason_against
+from memplan.passes.chunk.asked import LAYERS, NAME, NO_DEADLINE, NO_TIME, reason_against
 from memplan.passes.chunk.choose_chunks import is_lower
 from memplan.passes.chunk.chunk_candidates import COUNTS, seeds
 from memplan.passes.chunk.chunk_state import State, chunked, sized, stated
@@ -53,12 +54,13 @@ class Cut:
 @dataclass(frozen=True, slots=True)
 class ChunkLayers:
     """``count`` chunks, 0: as many as are good. ``budget_bytes``: a peak that is low enough (0:
-    none is)."""
+    none is). ``deadline``: see :class:`~memplan.passes.chunk.choose_chunks.ChunkRegions`."""
 
     name: ClassVar[str] = NAME
     kind: ClassVar[str] = LAYERS
     count: int = 0
     budget_bytes: int = 0
+    deadline: Deadline = NO_DEADLINE
 
     def apply(self, model: OpenModel, timeline: Timeline) -> Applied:
         """The model with as few nodes more as it takes to hold the budget. Where none are enough:
@@ -68,7 +70,9 @@ class ChunkLayers:
             return Applied(model, note=reason)
         start = sized(model, timeline)
         cuts = _cuts(start, self.count)
-        found = self._cheapest(start, cuts) or _lowest(start, cuts)
+        found = self._cheapest(start, cuts) or self._lowest(start, cuts)
+        if self.deadline.passed:
+            return Applied(model, note=NO_TIME)
         if found is None:
             return Applied(model, note="no layers divide into chunks with enough rows")
         state, cut = found
@@ -84,10 +88,26 @@ class ChunkLayers:
         if last.peak_bytes > self.budget_bytes:
             return None
         for cut in sorted(cuts, key=lambda cut: cut.added):
+            if self.deadline.passed:
+                break
             state = last if cut is most else chunked(start, [cut.turn.region], cut.count)
             if state.peak_bytes <= self.budget_bytes and is_lower(state, start, start):
                 return state, cut
         return None
+
+    def _lowest(self, start: State, cuts: Sequence[Cut]) -> tuple[State, Cut] | None:
+        """All layers, in the fewest chunks of which twice as many bring little."""
+        best: tuple[State, Cut] | None = None
+        largest = max((len(cut.turn.region.uses) for cut in cuts), default=0)
+        for cut in cuts:
+            if self.deadline.passed:
+                break
+            if len(cut.turn.region.uses) == largest:
+                after = chunked(start, [cut.turn.region], cut.count)
+                if not is_lower(after, best[0] if best else start, start):
+                    break
+                best = after, cut
+        return best
 
 
 def _cuts(state: State, count: int) -> list[Cut]:
@@ -114,16 +134,3 @@ def _counts(graph: Graph, turn: Turn, count: int) -> Iterator[int]:
         return
     most = turn.region.most_chunks(graph)
     yield from (each for each in COUNTS if each <= most and divisor % each == 0)
-
-
-def _lowest(start: State, cuts: Sequence[Cut]) -> tuple[State, Cut] | None:
-    """All layers, in the fewest chunks of which twice as many bring little."""
-    best: tuple[State, Cut] | None = None
-    largest = max((len(cut.turn.region.uses) for cut in cuts), default=0)
-    for cut in cuts:
-        if len(cut.turn.region.uses) == largest:
-            after = chunked(start, [cut.turn.region], cut.count)
-            if not is_lower(after, best[0] if best else start, start):
-                break
-            best = after, cut
-    return best

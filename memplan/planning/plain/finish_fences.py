@@ -34,7 +34,7 @@ from memplan.planning.plain.input_fences import (
     visible_with,
 )
 from memplan.planning.plain.plain_problem import plain_session, seen_as
-from memplan.planning.verify import Rejected
+from memplan.planning.plan import Rejected
 from memplan.proto.edit import copied
 from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.proto.nodes import is_constant

@@ -12,7 +12,7 @@ import onnx
 from memplan.deadline import Deadline
 from memplan.errors import InfeasibleError, PlanError
 from memplan.ir.graph import Graph
-from memplan.planning.apply import apply_plan
+from memplan.planning.apply import apply_plan, rewritten_types
 from memplan.planning.plain.as_loaded import NOT_ASKED, Loaded, written_as_loaded
 from memplan.planning.plain.finish_fences import (
     Draft,
@@ -25,7 +25,6 @@ from memplan.planning.plan import Plan
 from memplan.planning.plan_decisions import EDITED
 from memplan.planning.plan_file import PlainDecision
 from memplan.planning.planner import PlanRequest, make_plan, prepare
-from memplan.planning.verify import ensure_sound, rewritten_types
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import SessionKind
@@ -173,7 +172,6 @@ def _tried(
     if over > 0:
         return None, over
     result = _finished(draft, limits, prepared.beside, deadline)
-    ensure_sound(prepared.proto, result.model, result.of_file.graph)
     over = limits.excess(result.peaks, 0)
     return (result if over <= 0 else None), over
 
@@ -240,7 +238,6 @@ def plain_again(
     _require_known("pins", decision.pins, made)
     result = finished_with(draft, chosen, decision.pins)
     held = written_as_loaded(result.model, session, prepared.beside)
-    ensure_sound(prepared.proto, result.model, result.of_file.graph)
     return _held_to(result, held, Limits(plan.budget_bytes, _UNBOUNDED))
 
 

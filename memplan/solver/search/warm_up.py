@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from memplan.deadline import Deadline
+from memplan.solver.build import Output, ProblemBuilder
 from memplan.solver.cache import before_compiling
 from memplan.solver.jit import is_cold
 from memplan.solver.order.beam import resequence
 from memplan.solver.order.depth_first import default_order
 from memplan.solver.order.local import reorder
-from memplan.solver.problem import NONE, Arrays, Problem
+from memplan.solver.problem import Problem
 from memplan.solver.search.anytime import AnytimeSearch
 from memplan.solver.search.neighbourhood import improve
 from memplan.solver.search.params import ROUNDS, SearchOptions
@@ -31,26 +32,11 @@ def warm_up() -> None:
 
 def tiny_problem() -> Problem:
     """Three nodes, one of which may be recomputed."""
-    arrays = Arrays(
-        read_start=np.array([0, 0, 1, 3]),
-        reads=np.array([0, 0, 1]),
-        write_start=np.array([0, 1, 2, 3]),
-        writes=np.array([0, 1, 2]),
-        alias_of=np.array([NONE] * 3),
-        inplace_start=np.array([0] * 4),
-        inplace_of=np.zeros(0, np.int64),
-        droppable=np.zeros(3, np.bool_),
-        fleeting=np.ones(3, np.bool_),
-        nbytes=np.array([2, 1, 1]),
-        alike=np.array([0, 1, 1]),
-        resident=np.zeros(3, np.bool_),
-        pinned=np.zeros(3, np.bool_),
-        eager=np.zeros(3, np.bool_),
-        maker=np.array([0, 1, 2]),
-        rank=np.array([0, 1, 2]),
-        cost=np.ones(3),
-        workspace=np.array([0, 2, 0]),
-        inside=np.zeros(3, np.int64),
-    )
+    build = ProblemBuilder()
+    for nbytes, alike in ((2, 0), (1, 1), (1, 1)):
+        build.add_tensor(nbytes, alike=alike)
+    for node, (reads, workspace) in enumerate((((), 0), ((0,), 2), ((0, 1), 0))):
+        build.add_node(1.0, reads, [Output(node, fleeting=True)], workspace=workspace)
+    arrays = build.build()._replace(maker=np.array([0, 1, 2]))
     order, flags = np.array([0, 1, 2]), np.ones(3, np.bool_)
     return Problem(arrays, order, 4, order, ~flags, flags)

@@ -17,12 +17,12 @@ import pytest
 
 from helpers.golden import UPDATE, as_text
 from helpers.graphs import TUNED, open_text
+from helpers.plans import checked
 from memplan.ir.graph import Graph
 from memplan.ops.cost import DEVICES, node_costs
 from memplan.planning.apply import apply_plan
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare
-from memplan.planning.verify import ensure
 from memplan.proto.metadata import get_metadata
 from memplan.runtime.inputs import synthesize
 from memplan.shapes.fold import small_constants
@@ -71,7 +71,7 @@ def rewritten(name: str) -> tuple[OpenModel, Plan, onnx.ModelProto]:
     request = PlanRequest(model.graph, TUNED, golden.budget, estimate, values)
     plan = make_plan(prepare(request), parse_strategy("greedy"), 0.0)
     result = apply_plan(model.prepared.proto, plan, golden.dims)
-    ensure(model.prepared.proto, result, plan, model.prepared.types, TUNED)
+    checked(model.prepared, result, plan)
     return model, plan, result
 
 

@@ -16,17 +16,18 @@ from hypothesis import strategies as st
 from helpers.effort import tries
 from helpers.graphs import open_text
 from helpers.offloading import CUDA
+from helpers.plans import checked
 from helpers.random_graphs import models as random_models
 from memplan.equivalence.prove import Side, prove, reference_side
 from memplan.errors import InfeasibleError
+from memplan.ir.build_graph import build_graph
 from memplan.ops.cost import DEVICES, node_costs
-from memplan.planning.apply import apply_plan
+from memplan.planning.apply import apply_plan, rewritten_types
 from memplan.planning.encode_problem import encode
 from memplan.planning.forms.extend_graph import extend
 from memplan.planning.forms.on_host import ON_HOST, offloadable
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare
-from memplan.planning.verify import ensure, rewritten_graph
 from memplan.simulate.floor import structural_floor
 from memplan.simulate.opened import OpenModel, on_devices
 from memplan.simulate.timeline import simulate
@@ -85,7 +86,7 @@ def test_any_reads_back_written_and_simulated_are_as_evaluated(
         planning_seconds=0.0,
     )
     file = apply_plan(model.prepared.proto, plan, {})
-    after = simulate(rewritten_graph(file, plan, model.prepared.types), CUDA)
+    after = simulate(build_graph(file, rewritten_types(file, plan, model.prepared.types)), CUDA)
     assume(list(after.order) == list(range(len(sequence))))
     assert after.dynamic.tolist() == profile.dynamic.tolist()
     assert after.workspace.tolist() == (profile.total - profile.dynamic).tolist()
@@ -130,6 +131,6 @@ def test_plans_keep_their_budget_and_are_no_worse_than_without(
         return
     prepared = model.prepared
     file = apply_plan(prepared.proto, found, {})
-    timeline = ensure(prepared.proto, file, found, prepared.types, CUDA)
+    timeline = checked(prepared, file, found, CUDA)
     assert timeline.peak_with_workspace_bytes <= int(share * whole)
     proved(model, file)

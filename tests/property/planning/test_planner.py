@@ -16,12 +16,12 @@ from helpers.graphs import TUNED, open_text, random_order
 from helpers.problems import Case, Clock, Op
 from helpers.random_graphs import models as random_models
 from memplan.deadline import Deadline
+from memplan.ir.build_graph import build_graph
 from memplan.ir.graph import Graph
-from memplan.planning.apply import apply_plan
+from memplan.planning.apply import apply_plan, rewritten_types
 from memplan.planning.encode_problem import Encoded, encode
 from memplan.planning.forms.extend_graph import Extended, extend
 from memplan.planning.plan import Plan
-from memplan.planning.verify import rewritten_graph
 from memplan.simulate.floor import Floor, structural_floor
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.run_order import execution_order
@@ -133,7 +133,7 @@ def test_a_random_sequence_written_and_simulated_is_as_evaluated(
     floor = structural_floor(model.graph, simulate(model.graph, TUNED))
     plan = plan_of(extended, sequence, profile, floor)
     rewritten = apply_plan(model.prepared.proto, plan, {})
-    graph = rewritten_graph(rewritten, plan, model.prepared.types)
+    graph = build_graph(rewritten, rewritten_types(rewritten, plan, model.prepared.types))
     timeline = simulate(graph, TUNED)
     assert list(timeline.order) == list(range(len(sequence)))
     assert timeline.dynamic.tolist() == profile.dynamic.tolist()

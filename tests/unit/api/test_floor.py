@@ -45,7 +45,7 @@ def test_a_node_sets_it_and_chunks_could_lower_it() -> None:
         simulate(open_text(WIDE).graph, TUNED),
         chunked=True,
     )
-    assert "nothing left to divide" in chunked.lowered_by
+    assert chunked.lowered_by == "more chunks (--chunk N) or smaller dimensions"
 
 
 def test_outputs_set_it() -> None:

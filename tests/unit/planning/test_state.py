@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
+from helpers.plans import checked
 from helpers.state_graphs import state_step
 from memplan import RewriteOptions, analyze, rewrite
 from memplan.api.state_modes import settled
@@ -16,8 +17,8 @@ from memplan.errors import InfeasibleError
 from memplan.ops.cost import device_for
 from memplan.planning.apply import apply_plan
 from memplan.planning.costs import NodeCosts
+from memplan.planning.plan import Rejected
 from memplan.planning.planner import make_plan, plan_request, prepare
-from memplan.planning.verify import Rejected, ensure
 from memplan.shapes.prepare import prepare as prepare_model
 from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.session import session_kind
@@ -98,4 +99,4 @@ def test_a_file_that_reads_an_old_value_too_late_is_not_written() -> None:
     result.graph.node.append(reader)
     assert maker >= 0
     with pytest.raises(Rejected, match="in place"):
-        ensure(model.prepared.proto, result, plan, model.prepared.types, TUNED)
+        checked(model.prepared, result, plan)

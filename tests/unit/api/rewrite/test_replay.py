@@ -20,7 +20,7 @@ from helpers.graphs import parse
 from helpers.models import each, sample_models
 from helpers.offloading import linked
 from helpers.plan_files import assert_of_schema
-from memplan.api.rewrite import proved, replaying, rewriting
+from memplan.api.rewrite import finish, replaying, rewriting
 from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.rewriting import Rewrite, replay, rewrite
 from memplan.errors import (
@@ -60,7 +60,7 @@ def no_search(monkeypatch: pytest.MonkeyPatch) -> None:
     def searched(*_: Any) -> None:
         raise AssertionError("a replay looked for a plan")
 
-    monkeypatch.setattr(proved, "find_plan", searched)
+    monkeypatch.setattr(finish, "find_plan", searched)
     monkeypatch.setattr(rewriting, "_warm_up", searched)
 
 

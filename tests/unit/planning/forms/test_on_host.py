@@ -10,6 +10,7 @@ import pytest
 
 from helpers.graphs import TUNED, graph_of, open_text, tensor
 from helpers.offloading import CUDA, DRAWN, deep
+from helpers.plans import checked
 from memplan.equivalence.prove import Side, prove, reference_side
 from memplan.errors import InfeasibleError
 from memplan.ir.graph import Graph
@@ -18,9 +19,8 @@ from memplan.planning.apply import apply_plan
 from memplan.planning.forms.extend_graph import extend
 from memplan.planning.forms.on_host import ON_HOST, offloadable
 from memplan.planning.forms.packed_masks import PACKED
-from memplan.planning.plan import Plan
+from memplan.planning.plan import Plan, Rejected
 from memplan.planning.planner import PlanRequest, Prepared, make_plan, prepare
-from memplan.planning.verify import Rejected, ensure
 from memplan.proto.metadata import node_metadata
 from memplan.shapes.fold import small_constants
 from memplan.simulate.opened import OpenModel
@@ -106,8 +106,7 @@ class Bench:
         return apply_plan(self.model.prepared.proto, plan, {})
 
     def check(self, file: onnx.ModelProto, plan: Plan) -> Timeline:
-        prepared = self.model.prepared
-        return ensure(prepared.proto, file, plan, prepared.types, CUDA)
+        return checked(self.model.prepared, file, plan, CUDA)
 
 
 @pytest.fixture(scope="module")
@@ -276,17 +275,15 @@ def test_files_that_are_refused(drawn: tuple[Bench, Plan], change: Change, why: 
     bench, plan = drawn
     file = bench.written(plan)
     change(file)
-    types = {**bench.model.prepared.types, "host": bench.model.prepared.types["r"]}
     with pytest.raises(Rejected, match=why):
-        ensure(bench.model.prepared.proto, file, plan, types, CUDA)
+        bench.check(file, plan)
 
 
 @pytest.mark.rejects
 def test_no_such_file_is_for_the_cpu(drawn: tuple[Bench, Plan]) -> None:
     bench, plan = drawn
-    prepared = bench.model.prepared
     with pytest.raises(Rejected, match="CUDA sessions"):
-        ensure(prepared.proto, bench.written(plan), plan, prepared.types, TUNED)
+        checked(bench.model.prepared, bench.written(plan), plan, TUNED)
 
 
 @pytest.mark.rejects
@@ -391,7 +388,7 @@ def test_one_plan_packs_offloads_and_recomputes_and_beats_each_alone() -> None:
     assert both.bound_kind == "order-free"
     assert 0 < both.bound_fraction <= both.extra_cost_fraction
     file = apply_plan(model.prepared.proto, both, {})
-    timeline = ensure(model.prepared.proto, file, both, model.prepared.types, CUDA)
+    timeline = checked(model.prepared, file, both, CUDA)
     assert timeline.peak_with_workspace_bytes <= budget
     reference = reference_side(model.prepared, file)
     found = prove(reference, Side(file, model.prepared.folder), "cuda")

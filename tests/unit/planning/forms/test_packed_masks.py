@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from helpers.graphs import TUNED, open_text, tensor
-from helpers.plans import estimate
+from helpers.plans import checked, estimate
 from memplan.deadline import Deadline
 from memplan.equivalence.prove import Side, prove, reference_side
 from memplan.planning.apply import apply_plan
@@ -16,7 +16,6 @@ from memplan.planning.forms.dormant import Extended
 from memplan.planning.forms.extend_graph import NO_KINDS, extend, kinds_for
 from memplan.planning.forms.packed_masks import PACKED
 from memplan.planning.planner import PlanRequest, make_plan, prepare
-from memplan.planning.verify import ensure
 from memplan.shapes.fold import small_constants
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import simulate
@@ -179,7 +178,7 @@ def lowest(model: OpenModel, forms: frozenset[str]) -> tuple[int, bool]:
     plan = make_plan(prepare(request), parse_strategy("search{iterations=6}"), 10.0)
     prepared = model.prepared
     rewritten = apply_plan(prepared.proto, plan, prepared.dims)
-    timeline = ensure(prepared.proto, rewritten, plan, prepared.types, TUNED)
+    timeline = checked(prepared, rewritten, plan)
     found = prove(reference_side(prepared, rewritten), Side(rewritten, prepared.folder))
     assert found.proved, found.reason
     used = any(node.name.startswith("m1/pack") for node in rewritten.graph.node)

@@ -15,8 +15,8 @@ from memplan.planning.plain import finish_fences as finishing
 from memplan.planning.plain import plain_plan as planning
 from memplan.planning.plain.finish_fences import Draft, Limits, finish
 from memplan.planning.plain.plain_plan import plan_plain
+from memplan.planning.plan import Rejected
 from memplan.planning.planner import PlanRequest
-from memplan.planning.verify import Rejected
 from memplan.proto.metadata import node_metadata
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import session_kind

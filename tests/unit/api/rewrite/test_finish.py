@@ -8,14 +8,14 @@ import onnx
 import pytest
 
 from helpers.graphs import parse
-from memplan.api.rewrite import cheapest, proved, rewriting
+from memplan.api.rewrite import cheapest, finish, rewriting
 from memplan.api.rewrite.cheapest import Planned
 from memplan.api.rewrite.goal import Goal, RewriteOptions, Source
 from memplan.api.rewrite.rewriting import Rewrite, rewrite
 from memplan.deadline import Deadline
 from memplan.errors import EXIT_BUG, InfeasibleError
+from memplan.planning.plan import Rejected
 from memplan.planning.planner import Prepared, make_plan
-from memplan.planning.verify import Rejected
 from memplan.units import parse_budget, parse_size
 
 # The end of the slice follows from constants, and the file states no shape of what it makes.
@@ -41,7 +41,7 @@ def test_a_copy_is_removed_whose_sizes_are_computed() -> None:
 
 def rejecting(monkeypatch: pytest.MonkeyPatch, where: str, times: int) -> None:
     """The check ``where`` finds fault ``times`` times."""
-    check, left = getattr(proved, where), [times]
+    check, left = getattr(finish, where), [times]
 
     def strict(*arguments: Any) -> Any:
         if left[0]:
@@ -49,7 +49,7 @@ def rejecting(monkeypatch: pytest.MonkeyPatch, where: str, times: int) -> None:
             raise Rejected(f"reason {left[0]}")
         return check(*arguments)
 
-    monkeypatch.setattr(proved, where, strict)
+    monkeypatch.setattr(finish, where, strict)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_plan_that_holds_is_planned_once(seconds: list[float]) -> None:
 
 @pytest.mark.rejects
 @pytest.mark.parametrize("budget", ["100%", "min"])
-@pytest.mark.parametrize("where", ["ensure", "prove", "ensure_readable"])
+@pytest.mark.parametrize("where", ["sound_timeline", "require_as_planned", "prove"])
 def test_a_plan_that_is_rejected_is_made_once_more_with_less(
     monkeypatch: pytest.MonkeyPatch, seconds: list[float], where: str, budget: str
 ) -> None:
@@ -103,7 +103,7 @@ def test_a_plan_that_is_rejected_is_made_once_more_with_less(
 
 @pytest.mark.rejects
 def test_a_plan_that_is_rejected_twice_is_our_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    rejecting(monkeypatch, "ensure", 2)
+    rejecting(monkeypatch, "sound_timeline", 2)
     with pytest.raises(Rejected, match="the plan was rejected: reason 1") as caught:
         copied()
     assert caught.value.exit_code == EXIT_BUG
@@ -112,14 +112,14 @@ def test_a_plan_that_is_rejected_twice_is_our_bug(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.rejects
 def test_where_no_plan_is_left_the_rejection_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """With less at hand no plan may keep the budget, which is not what went wrong."""
-    find = proved.find_plan
+    find = finish.find_plan
 
     def scarce(source: Source, goal: Goal) -> Planned:
         if goal.prune_alone:
             raise InfeasibleError("no plan found")
         return find(source, goal)
 
-    rejecting(monkeypatch, "ensure", 1)
-    monkeypatch.setattr(proved, "find_plan", scarce)
+    rejecting(monkeypatch, "sound_timeline", 1)
+    monkeypatch.setattr(finish, "find_plan", scarce)
     with pytest.raises(Rejected, match="reason 0"):
         copied()

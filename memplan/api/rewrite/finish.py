@@ -1,5 +1,5 @@
-"""The plan put into effect, simulated, proved and read again; where one of these fails, planned
-once more with less.
+"""From a plan to a model that may be written: applied, checked on its own bytes, and proved; where
+that fails, planned once more with less.
 
 Planner, simulator and proof read a graph in ways of their own, on purpose. Where they differ, that
 is a bug of ours; but the user asked for a plan. So it is planned once more, within the same
@@ -13,9 +13,14 @@ from dataclasses import dataclass, replace
 
 import onnx
 
-from memplan.api.rewrite.cheapest import Planned, chunk_step, find_plan
+from memplan.api.rewrite.candidates import chunk_step
+from memplan.api.rewrite.cheapest import Planned, find_plan
+from memplan.api.rewrite.check_file import (
+    require_as_planned,
+    require_as_promised,
+    sound_timeline,
+)
 from memplan.api.rewrite.goal import Goal, Source
-from memplan.api.rewrite.reread import ensure_readable
 from memplan.api.versions import runtime_json
 from memplan.equivalence.prove import Equivalence, Side, prove, reference_side
 from memplan.errors import MemplanError
@@ -23,7 +28,7 @@ from memplan.passes.chunk.asked import NONE as NO_CHUNKS
 from memplan.passes.manager import recorded
 from memplan.planning.apply import apply_plan
 from memplan.planning.forms.extend_graph import NO_KINDS
-from memplan.planning.verify import Rejected, ensure
+from memplan.planning.plan import Rejected
 from memplan.proto.metadata import BOUND_DIMS, CHUNKED, get_metadata, set_metadata
 from memplan.shapes.dims import symbolic_dims
 from memplan.simulate.timeline import Timeline
@@ -32,23 +37,17 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
-    """The rewritten model, and its own simulation."""
-
-    model: onnx.ModelProto
-    timeline: Timeline
-
-
-@dataclass(frozen=True, slots=True)
 class Proved:
     """A rewritten model that computes the same, and is what its own bytes say.
 
-    ``goal``: what was planned for. ``notes``: that a plan before this one was rejected.
+    ``goal``: what was planned for. ``timeline``: what the model takes in the session that it is
+    for. ``notes``: that a plan before this one was rejected.
     """
 
     goal: Goal
     planned: Planned
-    applied: Applied
+    model: onnx.ModelProto
+    timeline: Timeline
     equivalence: Equivalence
     notes: tuple[str, ...] = ()
 
@@ -89,55 +88,52 @@ def _planned(source: Source, goal: Goal) -> Proved:
     planned = find_plan(source, goal)
     if goal.lowest:
         goal = replace(goal, budget_bytes=planned.plan.budget_bytes)
-    return proved_as_planned(planned, _apply(planned, goal), goal)
+    found = finished(planned, goal)
+    if planned.plain is None:
+        require_as_planned(planned.plan, found.timeline)
+    return found
 
 
-def proved_as_planned(planned: Planned, applied: Applied, goal: Goal) -> Proved:
-    """The new model, proved, and read again from its own bytes.
-
-    Raises:
-        Rejected: it is not proved, or does not say what is promised of it.
-    """
-    equivalence = _prove(planned, applied, goal)
-    _record(applied, planned, goal)
-    before, timeline = planned.model.prepared, applied.timeline
-    if planned.plain is not None:
-        timeline = planned.plain.of_file
-    ensure_readable(applied.model, before, timeline, goal.session, goal.options.loss)
-    return Proved(goal, planned, applied, equivalence)
-
-
-def _apply(planned: Planned, goal: Goal) -> Applied:
-    """Put the plan into effect and check the result by simulation.
+def finished(planned: Planned, goal: Goal) -> Proved:
+    """The new model, checked on its own bytes and proved. A file for plain sessions takes what its
+    plan says; what one for tuned sessions takes is not judged here.
 
     Raises:
-        Rejected: the result is not what was planned; our bug.
+        Rejected: it is not sound, or not proved.
     """
-    if planned.plain is not None:
-        return Applied(planned.plain.model, planned.plain.timeline)
-    prepared = planned.model.prepared
-    result = apply_plan(prepared.proto, planned.plan, prepared.dims)
-    timeline = ensure(prepared.proto, result, planned.plan, prepared.types, goal.session)
-    return Applied(result, timeline)
+    prepared, plain = planned.model.prepared, planned.plain
+    if plain is None:
+        model = apply_plan(prepared.proto, planned.plan, prepared.dims)
+    else:
+        model = plain.model
+    _record(model, planned, goal)
+    timeline = sound_timeline(model, prepared, planned.plan, goal.session, goal.options.loss)
+    if plain is not None:
+        require_as_promised(plain.of_file, timeline)
+        timeline = plain.timeline
+    _record_peaks(model, timeline)
+    return Proved(goal, planned, model, timeline, _prove(planned, model, goal))
 
 
-def _prove(planned: Planned, applied: Applied, goal: Goal) -> Equivalence:
+def _prove(planned: Planned, model: onnx.ModelProto, goal: Goal) -> Equivalence:
     """Prove that the result computes what the graph did before any pass or plan.
 
     Raises:
         Rejected: it may not; our bug, and nothing is written.
     """
     before = planned.candidate.variant.model.prepared
-    reference, other = reference_side(before, applied.model), Side(applied.model, before.folder)
+    reference, other = reference_side(before, model), Side(model, before.folder)
     found = prove(reference, other, goal.session.provider)
     if found.reason is not None:
-        raise Rejected(f"it would not compute the same: {found.reason}")
+        # In the words of the proof, which tell its authors more than a user.
+        _LOG.info("not proved: %s", found.reason)
+        raise Rejected("the new graph is not proved to compute the same")
     return found
 
 
-def _record(applied: Applied, planned: Planned, goal: Goal) -> None:
+def _record(model: onnx.ModelProto, planned: Planned, goal: Goal) -> None:
     """Note in the file how it was made, so that ``validate`` can treat the original alike."""
-    values = get_metadata(applied.model)
+    values = get_metadata(model)
     values.update(
         {
             "optimize": planned.candidate.variant.level,
@@ -145,19 +141,25 @@ def _record(applied: Applied, planned: Planned, goal: Goal) -> None:
             "session": goal.options.session,
             "budget_bytes": goal.budget_bytes,
             "runtime": runtime_json(goal.options.provider),
-            "predicted_peak_bytes": applied.timeline.peak_bytes,
-            "predicted_peak_with_workspace_bytes": applied.timeline.peak_with_workspace_bytes,
             **recorded(planned.steps),
-            **_recorded_chunks(planned, applied),
+            **_recorded_chunks(planned, model),
         }
     )
-    set_metadata(applied.model, values)
+    set_metadata(model, values)
 
 
-def _recorded_chunks(planned: Planned, applied: Applied) -> dict[str, object]:
+def _record_peaks(model: onnx.ModelProto, timeline: Timeline) -> None:
+    """The last that the file is told, and what nothing that reads it goes by."""
+    values = get_metadata(model)
+    values["predicted_peak_bytes"] = timeline.peak_bytes
+    values["predicted_peak_with_workspace_bytes"] = timeline.peak_with_workspace_bytes
+    set_metadata(model, values)
+
+
+def _recorded_chunks(planned: Planned, model: onnx.ModelProto) -> dict[str, object]:
     """What the file says of its chunks, for which its dimensions are no longer symbolic."""
     if chunk_step(planned.steps) is None:
         return {}
     variant = planned.candidate.variant.model.prepared
-    bound = {} if symbolic_dims(applied.model) else dict(variant.dims)
+    bound = {} if symbolic_dims(model) else dict(variant.dims)
     return {CHUNKED: True, **({BOUND_DIMS: bound} if bound else {})}

@@ -1,13 +1,14 @@
 """What ``rewrite`` may plan, as values that say how each was made from the file.
 
 A *variant* is the model as ONNX Runtime optimizes it offline, or as it is. A *candidate* is a
-variant with one choice of what its loops store.
+variant with one choice of what its loops store, and of what goes into chunks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 
 import onnx
@@ -25,16 +26,22 @@ from memplan.ops.sharp_edges import (
     sharp_edges,
     wrong_optimizers,
 )
+from memplan.passes.chunk.asked import NAME as CHUNK
 from memplan.passes.chunk.choose_chunks import ChunkRegions
 from memplan.passes.chunk.chunk_layers import ChunkLayers
+from memplan.passes.graph_pass import Pass
+from memplan.passes.manager import PassManager, PassStep, before_orders, without_order
 from memplan.planning.plain.as_loaded import as_loaded, changes_at_load
+from memplan.planning.plain.plain_plan import in_file_order
 from memplan.processes.scratch import scratch_folder
 from memplan.proto.metadata import carry_marks, get_metadata, set_metadata
 from memplan.proto.read import read_model
 from memplan.proto.restore_order import restore_order
 from memplan.shapes.prepare import prepare as prepare_model
 from memplan.simulate.opened import OpenModel, opened
-from memplan.simulate.timeline import Timeline
+from memplan.simulate.session import SessionKind
+from memplan.simulate.timeline import Timeline, simulate
+from memplan.solver.strategies.builtin import Search
 from memplan.solver.strategies.checkpoints import Collection
 
 _CHUNKS = {made.kind: made for made in (ChunkRegions, ChunkLayers)}
@@ -48,27 +55,24 @@ HELD_NOTE = (
 @dataclass(frozen=True, slots=True)
 class Variant:
     """The model at one ``level`` of the runtime's optimization; ``notes``: what to know of it.
-
-    ``held``: the runtime saved it, so the nodes are what a tuned session will hold.
-    """
+    ``analysis``: what it takes in a session of the kind that is planned for."""
 
     level: str
     model: OpenModel
+    analysis: Analysis
     notes: tuple[str, ...] = ()
-    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A model that may be planned.
 
-    ``analysis`` is the variant's. ``loops`` changes what its loops store (empty: as they are),
-    which makes any plan cost at least ``least_cost``, a fraction of the step's seconds. ``chunk``
-    makes chunks before nodes are ordered; None: there are none.
+    ``loops`` changes what the variant's loops store (empty: as they are), which makes any plan cost
+    at least ``least_cost``, a fraction of the step's seconds. ``chunk`` makes chunks before nodes
+    are ordered; None: there are none.
     """
 
     variant: Variant
-    analysis: Analysis
     loops: tuple[LoopStep, ...] = ()
     least_cost: float = 0.0
     chunk: ChunkRegions | ChunkLayers | None = None
@@ -89,38 +93,41 @@ class Candidate:
     @property
     def timeline(self) -> Timeline:
         """The simulation of ``model``."""
-        return self.loops[-1].timeline if self.loops else self.analysis.timeline
+        return self.loops[-1].timeline if self.loops else self.variant.analysis.timeline
 
 
-def variants(source: OpenModel, goal: Goal) -> tuple[Variant, ...]:
-    """What to plan, best first: the model as the runtime optimizes it, then as it is. Where the
-    provider that it is for does not start on this machine, as it is.
+def variants(source: Source, goal: Goal) -> Iterator[Variant]:
+    """What to plan, best first: the model as the runtime optimizes it; as it is, if that comes to
+    nothing. Where the provider that it is for does not start on this machine, as it is.
 
     Raises:
         ModelError: plain sessions, which it is to be planned for, compute it wrongly.
     """
-    level = goal.options.optimize
-    edges = sharp_edges(source.prepared.proto, source.prepared.types)
-    own = _as_held(source, goal)
-    if level == "none":
-        return (own,)
-    tuned = goal.session.name == "tuned"
+    prepared, tuned = source.model.prepared, goal.session.name == "tuned"
+    edges = sharp_edges(prepared.proto, prepared.types)
+    note = "planned without fusions: with them no plan was found"
     left_out = edges if tuned else ()  # a plain session fuses by itself, right or wrong
+    level = goal.options.optimize
+    if level == "none":
+        yield _as_held(source, goal)
+        return
     try:
-        model, lost = _optimized(source, goal, left_out)
+        model, lost = _optimized(source.model, goal, left_out)
     except ProviderMissingError as error:
-        return (_noted(own, f"planned with the file's own nodes, none fused: {error.message}"),)
+        note = f"planned with the file's own nodes, none fused: {error.message}"
     except (RuntimeUnavailableError, MemplanError) as error:
-        return (_noted(own, f"not optimized offline: {error.message}"),)
-    if lost and isinstance(goal.strategy, Collection):
-        # The author's marks decide, so no fusion may take away a marked tensor.
-        note = f"planned without fusions: they take away {len(lost)} marked tensors ({lost[0]})"
-        return (_noted(own, note),)
-    if not tuned:
-        _require_right(edges, model)
-    return Variant(level, model, disabled_notes(left_out), held=tuned), _noted(
-        own, "planned without fusions: with them no plan was found"
-    )
+        note = f"not optimized offline: {error.message}"
+    else:
+        if lost and isinstance(goal.strategy, Collection):
+            # The author's marks decide, so no fusion may take away a marked tensor.
+            note = f"planned without fusions: they take away {len(lost)} marked tensors ({lost[0]})"
+        else:
+            if not tuned:
+                _require_right(edges, model)
+            analysis = analyze_open(model, goal.session, held=tuned)
+            yield Variant(level, model, analysis, disabled_notes(left_out))
+    own = _as_held(source, goal)
+    yield replace(own, notes=(*own.notes, note))
 
 
 def _require_right(edges: Sequence[SharpEdge], fused: OpenModel) -> None:
@@ -140,69 +147,124 @@ def _require_right(edges: Sequence[SharpEdge], fused: OpenModel) -> None:
         )
 
 
-def _noted(variant: Variant, *notes: str) -> Variant:
-    return replace(variant, notes=(*variant.notes, *notes))
-
-
-def _as_held(source: OpenModel, goal: Goal) -> Variant:
+def _as_held(source: Source, goal: Goal) -> Variant:
     """The model with its own nodes; on the CPU also with the Casts that any session inserts.
 
     A plan for the file's nodes alone would not be the plan of what runs.
     """
-    session = goal.session
-    if (session.name, session.provider) != ("tuned", "cpu") or not changes_at_load(
-        source.graph, session
+    model, session = source.model, goal.session
+    notes: tuple[str, ...] = ()
+    if (session.name, session.provider) == ("tuned", "cpu") and changes_at_load(
+        model.graph, session
     ):
-        return Variant("none", source)
-    try:
-        held = as_loaded(source, session, goal.options.loss)
-    except MemplanError as error:
-        return Variant("none", source, (f"not planned as it is loaded: {error.message}",))
-    if held.unchanged:
-        return Variant("none", source)
-    model = replace(held.model, prepared=replace(held.model.prepared, path=source.prepared.path))
-    carry_marks(source.prepared.proto.graph, model.prepared.proto.graph)
-    return Variant("none", model, (HELD_NOTE,), held=True)
+        try:
+            held = as_loaded(model, session, goal.options.loss)
+        except MemplanError as error:
+            notes = (f"not planned as it is loaded: {error.message}",)
+        else:
+            if not held.unchanged:
+                prepared = replace(held.model.prepared, path=model.prepared.path)
+                carry_marks(model.prepared.proto.graph, prepared.proto.graph)
+                found = replace(held.model, prepared=prepared)
+                return Variant("none", found, analyze_open(found, session, held=True), (HELD_NOTE,))
+    if source.analyzed is model and session.name == "tuned":
+        return Variant("none", model, source.original, notes)
+    return Variant("none", model, analyze_open(model, session), notes)
 
 
-def candidates(variant: Variant, source: Source, goal: Goal) -> Iterator[Candidate]:
+def candidates(variant: Variant, goal: Goal) -> Iterator[Candidate]:
     """The variant with every choice of what its loops store, by rising cost; then with chunks, if
     they may be made.
 
     Raises:
         UsageError: what is asked of the loops cannot be done.
     """
-    every = tuple(_with_loops(variant, source, goal))
-    if goal.chunk is None or goal.chunk.optional:
+    every = tuple(_with_loops(variant, goal))
+    asked = goal.chunk
+    if asked is None or asked.optional:
         yield from every
-    if goal.chunk is not None:
-        whole = every[:1] if goal.chunk.optional else every
-        for each in whole:
-            for kind, count in goal.chunk.tries:
+    if asked is not None:
+        for each in every[:1] if asked.optional else every:
+            for kind, count in asked.tries(lowest=goal.lowest):
                 yield replace(each, chunk=_CHUNKS[kind](count, goal.budget_bytes))
 
 
-def analysis_of(variant: Variant, source: Source, goal: Goal) -> Analysis:
-    """What a variant takes, which is known of the file as it is in a tuned session."""
-    if source.analyzed is variant.model and goal.session.name == "tuned":
-        return source.original
-    return analyze_open(variant.model, goal.session, held=variant.held)
-
-
-def _with_loops(variant: Variant, source: Source, goal: Goal) -> Iterator[Candidate]:
+def _with_loops(variant: Variant, goal: Goal) -> Iterator[Candidate]:
     """The variant with every choice of what its loops store, by rising cost."""
-    model = variant.model
-    analysis = analysis_of(variant, source, goal)
-    costs = goal.costs
+    model, costs = variant.model, goal.costs
     changes = loop_steps(
         model, goal.session, goal.loops, costs, goal.budget_bytes, goal.options.loss
     )
     if goal.loops in (AUTO, NONE):
-        yield Candidate(variant, analysis)
+        yield Candidate(variant)
     whole = step_seconds(costs, model.graph)
     for change in changes:
-        least = change.seconds / whole if whole else 0.0
-        yield Candidate(variant, analysis, (change,), least)
+        yield Candidate(variant, (change,), change.seconds / whole if whole else 0.0)
+
+
+def steps_of(
+    candidate: Candidate, goal: Goal, known: Sequence[PassStep] = ()
+) -> tuple[PassStep, ...]:
+    """What is done to a candidate before anything is recomputed.
+
+    Args:
+        candidate: the candidate.
+        goal: what it is planned for.
+        known: what was done to another candidate of the same model, whose first passes need not run
+            again where they are the same.
+
+    Raises:
+        UsageError: an option of a pass names what is not there.
+    """
+    chunk, tuned = candidate.chunk, goal.session.name == "tuned"
+    passes = goal.passes if chunk is None or not tuned else before_orders(goal.passes, chunk)
+    pairs = zip(known[len(candidate.loops) :], passes, strict=False)
+    done = tuple(step for step, _ in takewhile(lambda pair: pair[0].name == pair[1].name, pairs))
+    ran = PassManager(passes, done).run(candidate.model, candidate.timeline, goal.passing)
+    if chunk is not None and not tuned:
+        ran = (*ran, pinned_chunks(chunk, ran[-1] if ran else candidate, goal.session))
+    return (*candidate.loops, *ran)
+
+
+def pinned_chunks(chunk: Pass, before: PassStep | Candidate, session: SessionKind) -> PassStep:
+    """Chunks for a plain session, which runs them one after the other because of the pins that the
+    plan adds: what they save shows behind these."""
+    pinned = simulate(before.model.graph, in_file_order(session))
+    found = chunk.apply(before.model, pinned)
+    changed = found.model is not before.model
+    after = simulate(found.model.graph, session) if changed else before.timeline
+    return PassStep(chunk.name, found.model, after, changed, note=found.note, chunks=found.chunks)
+
+
+def chunk_step(steps: Sequence[PassStep]) -> int | None:
+    """The place of the step that made chunks; None: there are none."""
+    return next((k for k, step in enumerate(steps) if step.changed and step.name == CHUNK), None)
+
+
+def chunk_cost(candidate: Candidate, steps: Sequence[PassStep], goal: Goal) -> float:
+    """What chunks take, as a fraction of the step's seconds, estimated for all nodes: those of
+    chunks were never measured."""
+    place = chunk_step(steps)
+    if place is None:
+        return 0.0
+    before = steps[place - 1].model if place else candidate.model
+    estimate = goal.costs.estimate
+    return float(sum(estimate(steps[place].model.graph)) / sum(estimate(before.graph)) - 1)
+
+
+def orders_of(
+    candidate: Candidate, steps: tuple[PassStep, ...], goal: Goal
+) -> tuple[tuple[PassStep, ...], ...]:
+    """The steps; also without the new node order for a published strategy, which may get on better
+    in the order that it was made for, and where a budget may do without an order that saves
+    workspace alone and costs memory that runs show."""
+    before = without_order(steps)
+    if before is steps:
+        return (steps,)
+    last = before[-1] if before else candidate
+    raised = steps[-1].timeline.peak_bytes > last.timeline.peak_bytes
+    own = isinstance(goal.strategy, Search) and not (raised and not goal.lowest)
+    return (steps,) if own else (steps, before)
 
 
 def _optimized(

@@ -1,23 +1,35 @@
-"""Every condition on a rewritten file, and a bad file or plan for each: none would be written."""
+"""Every condition on a rewritten file, read as a stranger would, and a bad file or plan for each:
+none would be written."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
 from onnx import helper
 
+import memplan
+from helpers.chunking import layered
 from helpers.graphs import TUNED, open_text
+from helpers.plans import checked
+from memplan.api.rewrite import finish
+from memplan.api.rewrite.check_file import require_as_promised, sound_timeline
+from memplan.api.rewrite.rewriting import Rewrite, RewriteOptions, rewrite
+from memplan.errors import EXIT_BUG
 from memplan.planning.apply import apply_plan
-from memplan.planning.plan import Plan
+from memplan.planning.plan import Plan, Rejected
 from memplan.planning.planner import PlanRequest, make_plan, prepare
-from memplan.planning.verify import Rejected, ensure
+from memplan.proto.limits import MOST_NAME
 from memplan.proto.metadata import node_metadata
-from memplan.simulate.opened import OpenModel
+from memplan.shapes.prepare import prepare as prepare_model
+from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.timeline import Timeline, simulate
 from memplan.solver.strategies.builtin import parse_strategy
+from memplan.units import parse_size
 
 pytestmark = pytest.mark.rejects
 
@@ -41,9 +53,8 @@ class Bench:
         self.file = apply_plan(self.model.prepared.proto, self.plan, {})
 
     def check(self, plan: Plan | None = None) -> Timeline:
-        """What :func:`ensure` says of the file."""
-        prepared = self.model.prepared
-        return ensure(prepared.proto, self.file, plan or self.plan, prepared.types, TUNED)
+        """What its check says of the file."""
+        return checked(self.model.prepared, self.file, plan or self.plan)
 
 
 @pytest.fixture
@@ -185,3 +196,90 @@ def test_a_body_that_captures_counts_as_a_reader() -> None:
     )
     assert list(node(made.file, "ln").output) == ["n", "mean", "dev"]
     made.check()
+
+
+ROWS = 512
+
+
+def fused(depth: int = 12) -> onnx.ModelProto:
+    """Layers whose products are the runtime's own operator, of which shape inference knows nothing,
+    one behind the other, for any number of rows. The file states the sizes of its tensors."""
+    model = layered(depth=depth, rows=ROWS)
+    for value in (*model.graph.input, *model.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_value == ROWS:
+                dim.dim_param = "rows"
+    model = onnx.shape_inference.infer_shapes(model)
+    model.opset_import.add(domain="com.microsoft", version=1)
+    for node in model.graph.node:
+        if node.op_type == "MatMul":
+            node.op_type, node.domain = "FusedMatMul", "com.microsoft"
+    return model
+
+
+def rewritten(chunk: str = "layers", budget: str = "60%") -> Rewrite:
+    options = RewriteOptions(
+        parse_size(budget), chunk=chunk, optimize="none", strategy="greedy", passes="none"
+    )
+    return rewrite(fused(), options, dims={"rows": ROWS})
+
+
+def test_chunks_of_a_dynamic_batch_state_their_sizes() -> None:
+    result = rewritten()
+    assert result.chunked
+    stated = {value.name for value in result.model.graph.value_info}
+    made = {name for node in result.model.graph.node for name in node.output}
+    assert made <= stated | {value.name for value in result.model.graph.output}
+    again = memplan.analyze(result.model)
+    assert not again.inexact
+    timeline = result.timeline
+    assert again.timeline.peak_with_workspace_bytes == timeline.peak_with_workspace_bytes
+
+
+def test_chunks_that_nobody_else_can_read_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan is made once more without chunks, and that is told."""
+
+    def unreadable(model: onnx.ModelProto, *more: Any) -> Timeline:
+        if any("/chunk" in node.name for node in model.graph.node):
+            raise Rejected("a chunk cannot be read")
+        return sound_timeline(model, *more)
+
+    monkeypatch.setattr(finish, "sound_timeline", unreadable)
+    result = rewritten()
+    assert not result.chunked
+    assert any("rejected: a chunk cannot be read." in note for note in result.assumptions)
+    assert not memplan.analyze(result.model, {"rows": ROWS}).inexact
+
+
+def test_a_file_that_says_something_else_is_our_bug() -> None:
+    model = fused()
+    promised, half = (
+        simulate(opened(prepare_model(model, Path("m.onnx"), {"rows": rows})).graph, TUNED)
+        for rows in (ROWS, ROWS // 2)
+    )
+    require_as_promised(promised, promised)
+    with pytest.raises(Rejected) as caught:
+        require_as_promised(half, promised)
+    assert caught.value.exit_code == EXIT_BUG
+    for timeline in (promised, half):
+        assert f"{timeline.peak_with_workspace_bytes:,} B" in caught.value.message
+
+
+def test_a_tensor_without_a_size_is_named() -> None:
+    """Only the file says how many elements a run picks."""
+    made = Bench(
+        """g (float[8] x, bool[8] on) => (float z) <float[4] y>
+        { [pick] y = Compress(x, on) [sum] z = ReduceSum<keepdims: int = 0>(y) }""",
+        share=1.0,
+    )
+    made.check()
+    del made.file.graph.value_info[:]
+    with pytest.raises(Rejected, match="does not tell the size of"):
+        made.check()
+
+
+def test_what_memplan_would_not_read_is_not_written(bench: Bench) -> None:
+    """ONNX's checker lets a name pass that no file may have."""
+    node(bench.file, "c").name = "c" * (MOST_NAME + 1)
+    with pytest.raises(Rejected, match="the new file cannot be read again: "):
+        bench.check()

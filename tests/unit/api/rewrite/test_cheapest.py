@@ -1,0 +1,122 @@
+"""Which plan is taken of several candidates: the best so far, whatever the clock says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memplan.api.rewrite import cheapest
+from memplan.api.rewrite.cheapest import Planned
+from memplan.deadline import Deadline
+from memplan.errors import InfeasibleError
+
+Looks = Sequence[float | None]
+"""The cost of the plan that each look at a candidate finds; None: none. The last ends early."""
+
+
+def candidate(name: str, least: float = 0.0) -> Any:
+    graph = SimpleNamespace(nodes=())
+    return SimpleNamespace(
+        kind=name, least_cost=least, chunk=None, model=SimpleNamespace(graph=graph)
+    )
+
+
+def plan_of(cost: float) -> Any:
+    return SimpleNamespace(
+        extra_cost_fraction=cost,
+        predicted_peak_bytes=0,
+        predicted_peak_with_workspace_bytes=int(100 * (1 - cost)),
+    )
+
+
+def taken(
+    every: dict[str, Looks],
+    limit: float,
+    least: Callable[[str], float] = lambda name: 0.0,
+    *,
+    lowest: bool = False,
+) -> tuple[Planned, list[str], float]:
+    """The plan, whose turn it was to be looked at, and when all was over."""
+    time, looked = [0.0], list[str]()
+
+    def look(entry: Any, goal: Any, deadline: Deadline) -> Planned:
+        name = entry.candidate.kind
+        found = every[name][min(looked.count(name), len(every[name]) - 1)]
+        looked.append(name)
+        last = looked.count(name) >= len(every[name])
+        time[0] += deadline.seconds / (2 if last else 1)
+        if found is None:
+            raise InfeasibleError("no plan")
+        return Planned(entry.candidate, (), plan_of(found))
+
+    goal: Any = SimpleNamespace(
+        deadline=Deadline(limit, lambda: time[0]),
+        closing_seconds=0.0,
+        lowest=lowest,
+        chunk=None,
+        strategy=SimpleNamespace(ignores_budget=False),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cheapest, "steps_of", lambda *_: ())
+        patch.setattr(cheapest, "orders_of", lambda *_: ((),))
+        patch.setattr(cheapest, "chunk_cost", lambda *_: 0.0)
+        patch.setattr(cheapest, "_plan", look)
+        contest = cheapest._Contest(goal)
+        found = contest.winner([candidate(name, least(name)) for name in every])
+    return found, looked, time[0]
+
+
+COSTS = st.lists(st.none() | st.floats(0.01, 1.0), min_size=1, max_size=8)
+
+
+@given(
+    st.lists(COSTS, min_size=2, max_size=5),
+    st.floats(0.5, 60.0),
+    st.floats(1.0, 3.0),
+    st.booleans(),
+)
+def test_more_time_never_gives_a_worse_plan(
+    looks: list[Looks], limit: float, more: float, lowest: bool
+) -> None:
+    every = {str(k): each for k, each in enumerate(looks)}
+    try:
+        less, looked, _ = taken(every, limit, lowest=lowest)
+    except InfeasibleError:
+        return
+    longer, again, _ = taken(every, limit * more, lowest=lowest)
+    assert again[: len(looked)] == looked
+    assert cost(longer) <= cost(less) if not lowest else longer.peak_bytes <= less.peak_bytes
+
+
+def cost(plan: Planned) -> float:
+    return plan.extra_cost
+
+
+def test_the_clock_is_kept_once_there_is_a_plan() -> None:
+    every = {"a": [0.5] * 30, "b": [0.4] * 30, "c": [0.3] * 30}
+    for limit in (0.5, 2.0, 10.0, 61.0):
+        assert taken(every, limit)[2] == pytest.approx(limit)
+
+
+def test_a_candidate_alone_has_all_the_time() -> None:
+    assert taken({"a": [0.5, 0.4]}, 10.0)[1:] == (["a"], 10.0)
+
+
+def test_what_must_cost_more_than_the_best_is_not_looked_at() -> None:
+    least = {"a": 0.0, "b": 0.2, "c": 0.4}
+    found, looked, _ = taken({"a": [0.3], "b": [0.25], "c": [0.4]}, 10.0, least.__getitem__)
+    assert (cost(found), looked) == (0.25, ["a", "b"])
+
+
+def test_until_there_is_a_plan_the_next_candidate_is_looked_at_however_late() -> None:
+    found, looked, _ = taken({"a": [None, None], "b": [0.5, 0.4]}, 0.1)
+    assert (cost(found), looked[:2]) == (0.5, ["a", "b"])
+
+
+def test_of_two_plans_of_one_candidate_the_better_stays() -> None:
+    assert cost(taken({"a": [0.2, 0.6], "b": [0.3, 0.7]}, 30.0)[0]) == 0.2

@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 from helpers.graphs import open_text
+from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
 from memplan.deadline import Deadline
 from memplan.errors import InfeasibleError
 from memplan.planning.plain import finish_fences as finishing
@@ -22,6 +23,7 @@ from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import session_kind
 from memplan.solver.pins import Peaks
 from memplan.solver.strategies.builtin import parse_strategy
+from memplan.units import parse_size
 
 pytestmark = pytest.mark.rejects
 
@@ -99,8 +101,11 @@ def test_a_bad_file_is_not_handed_out(
         return replace(made, model=wrong)
 
     monkeypatch.setattr(planning, "finish", spoiled)
+    options = RewriteOptions(
+        parse_size(str(PLENTY)), session="default", optimize="none", strategy="none"
+    )
     with pytest.raises(Rejected, match=reason):
-        planned(model)
+        rewrite(model.prepared.proto, options)
 
 
 @pytest.mark.usefixtures("no_runtime")

@@ -248,39 +248,11 @@ class AveragePool(OpRun):
         return (total / count,)
 
 
-class LpPool(OpRun):
-    """By definition."""
-
-    def _run(
-        self,
-        x: Array,
-        auto_pad: str | None = None,
-        ceil_mode: int | None = 0,
-        dilations: Ints = None,
-        kernel_shape: Sequence[int] = (),
-        p: int | None = 2,
-        pads: Ints = None,
-        strides: Ints = None,
-    ) -> tuple[Array]:
-        grid = Grid(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
-        powers = np.abs(x) ** (p or 2)
-        total = sum(grid.take(powers, places, 0.0) for _, places in grid.taps())
-        return (total ** (1 / (p or 2)),)
-
-
 class GlobalMaxPool(OpRun):
     """By definition."""
 
     def _run(self, x: Array) -> tuple[Array]:
         return (x.max(axis=tuple(range(2, x.ndim)), keepdims=True),)
-
-
-class GlobalLpPool(OpRun):
-    """By definition."""
-
-    def _run(self, x: Array, p: int | None = 2) -> tuple[Array]:
-        powers = np.abs(x) ** (p or 2)
-        return (powers.sum(axis=tuple(range(2, x.ndim)), keepdims=True) ** (1 / (p or 2)),)
 
 
 class LRN(OpRun):
@@ -359,9 +331,7 @@ OPS = [
     ConvTranspose,
     MaxPool,
     AveragePool,
-    LpPool,
     GlobalMaxPool,
-    GlobalLpPool,
     LRN,
     LpNormalization,
     BatchNormalization,

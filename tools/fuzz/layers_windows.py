@@ -63,26 +63,22 @@ def convolution(d: Draft, op: str) -> None:
     d.add(op, inputs, **given)
 
 
-@layer("MaxPool", "AveragePool", "LpPool")
+@layer("MaxPool", "AveragePool")
 def pool(d: Draft, op: str) -> None:
     x, sizes = _image(d)
-    dilated = {"MaxPool": 10, "AveragePool": 19, "LpPool": 18}[op] <= d.opset
+    dilated = {"MaxPool": 10, "AveragePool": 19}[op] <= d.opset
     kernel, given = _windows(d, sizes, dilated=dilated)
-    if d.opset >= (18 if op == "LpPool" else 10):
+    if d.opset >= 10:
         given |= some(d, ceil_mode=(0, 1))
     if op == "AveragePool":
         given |= some(d, count_include_pad=(0, 1))
-    if op == "LpPool":
-        given |= some(d, p=(1, 2, 3))
     count = d.r.choice((1, 1, 2)) if op == "MaxPool" else 1
     d.add(op, [x], count, kernel_shape=kernel, **given)
 
 
-@layer("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
+@layer("GlobalAveragePool", "GlobalMaxPool")
 def global_pool(d: Draft, op: str) -> None:
-    if op == "GlobalLpPool" and d.opset >= 22:
-        raise Rejected  # ONNX Runtime has no kernel
-    d.add(op, [d.full(3, 5)], **(some(d, p=(1, 2, 3)) if op == "GlobalLpPool" else {}))
+    d.add(op, [d.full(3, 5)])
 
 
 @layer("Resize")

@@ -6,9 +6,6 @@ from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.gradient_registry import Gradients, gradient
 from memplan.autodiff.emit.value import Value
 
-_MVN_EPSILON = 1e-9
-"""In the definition of MeanVarianceNormalization."""
-
 
 @gradient("LpNormalization")
 def lp_normalization(ctx: Context) -> Gradients:
@@ -21,20 +18,6 @@ def lp_normalization(ctx: Context) -> Gradients:
     direction = ctx.y if power == 2 else ctx.op("Sign", ctx.y)
     inverse = ctx.op("Where", ctx.op("Equal", norm, 0), 0, ctx.op("Reciprocal", norm))
     return ((ctx.dy - direction * along) * inverse,)
-
-
-@gradient("MeanVarianceNormalization")
-def mean_variance(ctx: Context) -> Gradients:
-    """From x: y = (x - μ)/(σ + ε); dx = (dy - mean(dy) - y·mean(dy·y)·(σ + ε)/σ)/(σ + ε)."""
-    x = ctx.tensors[0]
-    axes = [axis % x.rank for axis in ctx.attribute("axes", [0, 2, 3])]
-    apart = x - ctx.reduce("ReduceMean", x, axes)
-    count = ctx.count(x, axes, x.dtype)
-    variance = ctx.reduce("ReduceSumSquare", apart, axes) / count
-    deviation = ctx.op("Sqrt", variance)
-    below = deviation + _MVN_EPSILON
-    along = ctx.sum(ctx.dy * apart, axes) / (count * deviation * below)
-    return ((ctx.dy - ctx.reduce("ReduceMean", ctx.dy, axes) - apart * along) / below,)
 
 
 @gradient("LRN")

@@ -158,13 +158,23 @@ def test_state_can_be_taken_over(model: onnx.ModelProto, data: list[Any]) -> Non
 
 def test_a_counter_that_the_step_does_not_renew_is_counted() -> None:
     text = """t (float[4] w, float[4] x, int64 step) => (float loss, float[4] w_new) {
-        q = Mul(w, x) f = Cast<to = 1>(step) loss = ReduceSum<keepdims = 0>(f)
-        w_new = Sub(w, q) }"""
-    trainer = Trainer(parse(text), init="random")
-    assert [trainer.step(x=[0, 0, 0, 0]) for _ in range(3)] == [1, 2, 3]
+        q = Mul(w, x) loss = ReduceSum<keepdims = 0>(q)
+        f = Cast<to = 1>(step) w_new = Add(w, f) }"""
+    trainer = Trainer(parse(text), {"w": np.zeros(4, np.float32)})
+    assert [trainer.step(x=[1, 0, 0, 0]) for _ in range(3)] == [0, 1, 3]
     assert trainer.state_dict()["step"] == 4
     trainer.load_state_dict({"step": np.int64(10)}, strict=False)
-    assert trainer.step(x=[0, 0, 0, 0]) == 10
+    trainer.step(x=[0, 0, 0, 0])
+    assert trainer.state_dict()["w"][0] == 16
+
+
+def test_a_time_that_the_model_reads_is_fed() -> None:
+    text = """t (float[4] w, float[4] x, int64[1] t) => (float loss, float[4] w_new) {
+        f = Cast<to = 1>(t) y = Mul(x, f) q = Mul(w, y) loss = ReduceSum<keepdims = 0>(q)
+        w_new = Sub(w, y) }"""
+    trainer = Trainer(parse(text), {"w": np.ones(4, np.float32)})
+    assert "t" not in trainer.state_dict()
+    assert trainer.step(x=[1, 0, 0, 0], t=[7]) == 7
 
 
 def test_a_batch_may_decide_on_its_size(data: list[Any]) -> None:

@@ -28,7 +28,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 DIMS = {"gpt_dynamic": ("--dim", "N=8")}
 # What may differ: seconds, versions that a file or report states, and sentences for people.
-IGNORED = {"planning_seconds", "bound_seconds", "memplan_version", "runtime", "note"}
+_SECONDS = {f"{what}seconds" for what in ("", "planning_", "search_", "bound_", "total_")}
+IGNORED = {*_SECONDS, "memplan_version", "runtime", "note"}
 _VERSIONS = re.compile(rb"^accounting *=.*$", re.MULTILINE)
 # Else an installed memplan might answer for both.
 _START = (

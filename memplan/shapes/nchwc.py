@@ -60,7 +60,10 @@ def fill_nchwc_types(
         known = types.get(name)
         if source is None or source.sizes is None or (known and known.shape is not None):
             continue
-        sizes = _sizes(node, source.sizes, types)
+        try:
+            sizes = _sizes(node, source.sizes, types)
+        except (LookupError, ValueError, TypeError, ArithmeticError):  # no runtime wrote this node
+            continue
         if sizes is not None:
             types[name] = TensorType(source.dtype, sizes)
 

@@ -93,3 +93,21 @@ def test_an_operator_whose_definition_inference_cannot_read(opset: int, tmp_path
     model = parse(f"""<ir_version: 7, opset_import: ["" : {opset}]>
       g (float[3,3,3,1] x) => (float[3,3,3,1] y) {{ y = MeanVarianceNormalization (x) }}""")
     assert analyzed(model, tmp_path).timeline.peak_bytes == 2 * 27 * 4
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "ReorderOutput (x)",
+        "MaxPool (x)",
+        "Conv (x)",
+        "Upsample (x)",
+        "MaxPool <kernel_shape = [2]> (x)",
+        "MaxPool <kernel_shape = [2, 2], strides = [0, 1]> (x)",
+    ],
+)
+def test_an_operator_of_the_blocked_layout_that_no_runtime_wrote(call: str, tmp_path: Path) -> None:
+    model = parse(f"""<ir_version: 10, opset_import: ["" : 18, "com.microsoft.nchwc" : 1]>
+      g (float[1,8,4,4] x) => (float[1] y) {{ h = com.microsoft.nchwc.{call} y = Neg (h) }}""")
+    with pytest.raises(ModelError, match="shape of tensor 'h'"):
+        analyzed(model, tmp_path)

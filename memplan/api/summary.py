@@ -1,10 +1,13 @@
-"""How answers show themselves in a Python prompt: a few lines, never all data;
-and what those about training graphs count."""
+"""How answers show themselves in a Python prompt, a few lines, never all data, and in JSON; and
+what those about training graphs count."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from memplan.ir.graph import Phase
 from memplan.proto.metadata import PHASE_KEY, node_metadata
@@ -37,6 +40,21 @@ class Summary:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def attributes_json(answer: object, *names: str) -> dict[str, Any]:
+    """Attributes of an answer by name, as JSON has them."""
+    return {name: _json(getattr(answer, name)) for name in names}
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _json(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_json(item) for item in value]
+    if isinstance(value, Path | Enum):
+        return str(value)
+    return value.as_json() if hasattr(value, "as_json") else value
 
 
 def phase_counts(graph: onnx.GraphProto) -> dict[Phase, int]:

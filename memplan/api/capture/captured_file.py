@@ -17,6 +17,7 @@ from memplan.api.capture.captured_weights import (
     declare_constants,
 )
 from memplan.api.capture.step_gradients import Trained
+from memplan.api.grad.step_contract import contract_of
 from memplan.autodiff.optimizers.updates import Updates
 from memplan.ir.contract import Contract
 from memplan.ir.roles import Role
@@ -125,27 +126,16 @@ def _resume(reading: Reading, trained: Trained) -> None:
 
 def _new_values(exported: ExportedGraph, trained: Trained) -> dict[str, str]:
     """Outputs, and the inputs whose next value they are."""
-    made = trained.sink.new_values if isinstance(trained.sink, Updates) else {}
-    return {**exported.renewed, **made, **trained.counted.new_values}
+    return {**exported.renewed, **trained.sink.new_values, **trained.counted.new_values}
 
 
 def _contract(exported: ExportedGraph, trained: Trained, frozen: Sequence[str]) -> Contract:
-    graph = trained.model.graph
-    given = [value.name for value in graph.input]
-    new_values = _new_values(exported, trained)
     roles = dict.fromkeys(exported.batch, Role.BATCH)
     roles |= dict.fromkeys(exported.renewed.values(), Role.RUNNING_STATISTIC)
     roles |= dict.fromkeys(frozen, Role.FROZEN)
     roles |= dict.fromkeys(trained.wrt, Role.PARAMETER)
     roles |= trained.sink.roles()
     roles |= dict.fromkeys(trained.counted.new_values.values(), Role.STEP_COUNTER)
-    roles |= dict.fromkeys(new_values, Role.NEW_VALUE)
-    roles |= dict.fromkeys(trained.sink.gradients, Role.GRADIENT)
-    roles[exported.loss] = Role.LOSS
-    order = [*given, *(value.name for value in graph.output)]
-    return Contract(
-        {name: roles.get(name, Role.OUTPUT) for name in order},
-        new_values,
-        dict(trained.sink.gradients),
-        stated=True,
-    )
+    new_values = _new_values(exported, trained)
+    gradients = trained.sink.gradients
+    return contract_of(trained.model.graph, roles, new_values, gradients, exported.loss)

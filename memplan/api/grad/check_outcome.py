@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import isfinite
 
+from memplan.api.summary import attributes_json
 from memplan.errors import EXIT_FINDING, MemplanError
 from memplan.units import counted, listed
 
@@ -26,6 +27,11 @@ class WrongGradient:
         """In a sentence."""
         off = f"off by {self.error:.2g} of its size" if isfinite(self.error) else "not a number"
         return f"that of '{self.tensor}' is {off}" + (f" ({self.node})" if self.node else "")
+
+    def as_json(self) -> dict[str, object]:
+        """The part of the JSON object of the check."""
+        error = self.error if isfinite(self.error) else "inf"
+        return {"tensor": self.tensor, "error": error, "node": self.node}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,25 +102,8 @@ class GradientCheck:
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""
         return {
-            "verdict": self.verdict,
-            "reason": self.reason,
-            "error": self.error,
-            "tolerance": self.tolerance,
-            "gradients": self.gradients,
-            "directions": self.directions,
-            "precision": self.precision,
-            "single": list(self.single),
-            "draws": self.draws,
+            **attributes_json(self, *(item.name for item in fields(self))),
             "dims": dict(self.dims),
-            "not_checked": list(self.not_checked),
-            "wrong": [
-                {
-                    "tensor": each.tensor,
-                    "error": each.error if isfinite(each.error) else "inf",
-                    "node": each.node,
-                }
-                for each in self.wrong
-            ],
             "seconds": round(self.seconds, 2),
         }
 

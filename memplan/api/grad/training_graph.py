@@ -10,7 +10,7 @@ import onnx
 
 from memplan.api.grad.check_outcome import GradientCheck
 from memplan.api.rewrite_options import refuses, settle
-from memplan.api.summary import Rows, Summary, phase_counts
+from memplan.api.summary import Rows, Summary, attributes_json, phase_counts
 from memplan.autodiff.parameters import Candidates
 from memplan.autodiff.statistics import Statistics
 from memplan.ir.contract import Contract
@@ -76,11 +76,8 @@ class UpdateFile:
             "nodes": len(self.model.graph.node),
             "inputs": [value.name for value in self.model.graph.input],
             "outputs": [value.name for value in self.model.graph.output],
-            "new_values": dict(self.contract.new_values),
-            "gradients": dict(self.contract.gradients),
-            "roles": {name: str(role) for name, role in self.contract.roles.items()},
-            "hyperparameters": dict(self.hyperparameters),
-            "output": str(self.output) if self.output is not None else None,
+            **attributes_json(self.contract, "new_values", "gradients", "roles"),
+            **attributes_json(self, "hyperparameters", "output"),
         }
 
 
@@ -149,26 +146,13 @@ class TrainingGraph(Summary):
         """The JSON object of the contract."""
         return {
             "schema": SCHEMA,
-            "loss": self.loss,
-            "class_axis": self.class_axis,
-            "wrt": list(self.wrt),
-            "optimizer": self.options.optimizer,
-            "loss_scale": self.options.loss_scale,
-            "dropout": self.options.dropout,
-            "counted_masks": self.counted_masks,
-            "not_trained": list(self.not_trained),
+            **attributes_json(self, "loss", "class_axis", "wrt"),
+            **attributes_json(self.options, "optimizer", "loss_scale", "dropout"),
+            **attributes_json(self, "counted_masks", "not_trained"),
             "running_statistics": dict(self.statistics.renewed),
-            "new_values": dict(self.new_values),
-            "gradients": dict(self.contract.gradients),
-            "roles": {name: str(role) for name, role in self.contract.roles.items()},
-            "hyperparameters": dict(self.hyperparameters),
-            "not_decayed": list(self.not_decayed),
-            "update": self.update.as_json() if self.update is not None else None,
-            "notes": list(self.notes),
-            "nodes": {str(phase): count for phase, count in self.nodes.items()},
-            "new_inputs": list(self.new_inputs),
-            "new_outputs": list(self.new_outputs),
+            **attributes_json(self.contract, "new_values", "gradients", "roles"),
+            **attributes_json(self, "hyperparameters", "not_decayed", "update", "notes", "nodes"),
+            **attributes_json(self, "new_inputs", "new_outputs"),
             "weights": self.placement.how,
-            "check": self.check.as_json() if self.check is not None else None,
-            "output": str(self.output) if self.output is not None else None,
+            **attributes_json(self, "check", "output"),
         }

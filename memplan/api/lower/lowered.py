@@ -12,7 +12,7 @@ from memplan.api.grad.check_outcome import GradientCheck
 from memplan.api.lower.lowering import lower_model
 from memplan.api.rewrite_options import refuses, settle
 from memplan.api.source import Model, as_file, shown_path
-from memplan.api.summary import Rows, Summary, phase_counts
+from memplan.api.summary import Rows, Summary, attributes_json, phase_counts
 from memplan.autodiff.lowering.optimizer_model import optimizer_text, read_optimizer
 from memplan.autodiff.lowering.ort_checkpoint import read_checkpoint
 from memplan.ir.contract import Contract
@@ -104,19 +104,12 @@ class LoweredGraph(Summary):
         """The JSON object of the contract."""
         return {
             "schema": SCHEMA,
-            "loss": self.loss,
-            "optimizer": self.optimizer,
-            "replaced": dict(self.replaced),
-            "nodes": {str(phase): count for phase, count in self.nodes.items()},
-            "roles": {name: str(role) for name, role in self.contract.roles.items()},
-            "gradients": dict(self.contract.gradients),
-            "new_values": dict(self.contract.new_values),
+            **attributes_json(self, "loss", "optimizer", "replaced", "nodes"),
+            **attributes_json(self.contract, "roles", "gradients", "new_values"),
             "fed_gradients": list(self.fed),
-            "seeded": self.seeded,
-            "notes": list(self.notes),
+            **attributes_json(self, "seeded", "notes"),
             "weights": self.placement.how,
-            "check": self.check.as_json() if self.check is not None else None,
-            "output": str(self.output) if self.output is not None else None,
+            **attributes_json(self, "check", "output"),
         }
 
 

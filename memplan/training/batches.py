@@ -25,6 +25,8 @@ Array = npt.NDArray[Any]
 Batch = Mapping[str, Any]
 SYNTHETIC = 4
 """Synthetic batches: few, so that a network can learn them by heart."""
+_SAME = ("seed", "shuffle", "size", "count")
+"""What is the same in all of a run."""
 _SCALE = 20  # generated floats are of scale 0.05
 
 
@@ -85,20 +87,21 @@ class Batches:
 
     Args:
         slots: the inputs that make up a batch.
-        arrays: arrays by name.
+        data: arrays by name, or an ``.npz`` file of them.
         size: samples per batch, where the step leaves it open.
         shuffle: whether samples change places.
         seed: of the order.
         ready_batches: whether the first axis is that of whole batches, not of samples.
 
     Raises:
-        UsageError: names, types or shapes do not fit, or there is not one whole batch.
+        UsageError: a file cannot be read; or names, types or shapes do not fit, or there is not one
+            whole batch.
     """
 
     def __init__(
         self,
         slots: Sequence[Slot],
-        arrays: Mapping[str, Array],
+        data: Mapping[str, Any] | PathLike[str] | str,
         *,
         size: int | None = None,
         shuffle: bool = True,
@@ -107,10 +110,13 @@ class Batches:
     ) -> None:
         self.seed, self.shuffle, self._ready = seed, shuffle, ready_batches
         wanted = {slot.name: slot for slot in slots}
-        self._arrays = {name: restored(np.asarray(given)) for name, given in arrays.items()}
-        headers = {n: Header(array.shape, array.dtype) for n, array in self._arrays.items()}
-        _require_fitting(headers, wanted, ready_batches)
-        _require_all(arrays, wanted, "the data")
+        if isinstance(data, str | PathLike):
+            self._arrays = load_data(data, slots, ready_batches)
+        else:
+            self._arrays = {name: restored(np.asarray(given)) for name, given in data.items()}
+            headers = {n: Header(array.shape, array.dtype) for n, array in self._arrays.items()}
+            _require_fitting(headers, wanted, ready_batches)
+        _require_all(self._arrays, wanted, "the data")
         what = "batches" if ready_batches else "samples"
         self._length = _one_length(self._arrays, what)
         self.size = self._batch_size(wanted, size)
@@ -182,14 +188,7 @@ class Batches:
 
     def state(self) -> dict[str, Any]:
         """What :meth:`restore` needs to go on with the very next batch."""
-        return {
-            "epoch": self.epoch,
-            "index": self.index,
-            "seed": self.seed,
-            "shuffle": self.shuffle,
-            "size": self.size,
-            "count": self.count,
-        }
+        return {name: getattr(self, name) for name in ("epoch", "index", *_SAME)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken.
@@ -198,7 +197,7 @@ class Batches:
             UsageError: it was taken of other data, or of another order.
         """
         own = self.state()
-        for key in ("seed", "shuffle", "size", "count"):
+        for key in _SAME:
             if state.get(key) != own[key]:
                 raise UsageError(
                     f"the checkpoint is of data with {key} {state.get(key)}, this has {own[key]}",

@@ -16,9 +16,10 @@ from memplan.processes.locks import kept
 from memplan.proto.paths import as_path
 from memplan.proto.write import check_output, followed, keep_apart
 from memplan.runtime.resident_set import GrowthMeter, ProcessGrowth
-from memplan.training.batches import SYNTHETIC, Batches, load_data, synthetic_batches
+from memplan.training.batches import SYNTHETIC, Batches, synthetic_batches
 from memplan.training.forward_file import check_forward
 from memplan.training.log import TrainingLog, check_log
+from memplan.training.predict import Predicted
 from memplan.training.step_file import read_step
 from memplan.training.telling import Binding, StepReport
 from memplan.training.trainer import Trainer
@@ -73,9 +74,9 @@ class TrainingRun:
     """The answer of ``run``.
 
     ``reports`` are those of the steps that this run took, ``resumed`` the number of steps before
-    them. ``data`` says where batches came from. ``predicted_dynamic_bytes`` and ``resident_bytes``
-    are those of every step. ``doubts``: those of the notes that say what is odd about the file.
-    ``process``: how far this process grew; None where the system does not say.
+    them. ``data`` says where batches came from, ``predicted`` what every step takes. ``doubts``:
+    those of the notes that say what is odd about the file. ``process``: how far this process grew;
+    None where the system does not say.
     """
 
     path: Path
@@ -86,8 +87,7 @@ class TrainingRun:
     data: str
     synthetic: bool
     bindings: tuple[Binding, ...]
-    resident_bytes: int | None
-    predicted_dynamic_bytes: int | None
+    predicted: Predicted | None
     notes: tuple[str, ...]
     checkpoint: Path | None
     stopped: bool
@@ -98,13 +98,6 @@ class TrainingRun:
     def steps(self) -> int:
         """The number of the last step."""
         return self.resumed + len(self.reports)
-
-    @property
-    def peak_bytes(self) -> int | None:
-        """Predicted: resident and dynamic."""
-        if self.resident_bytes is None or self.predicted_dynamic_bytes is None:
-            return None
-        return self.resident_bytes + self.predicted_dynamic_bytes
 
     @property
     def last_loss(self) -> float | None:
@@ -137,6 +130,7 @@ class TrainingRun:
         """The JSON object of the contract."""
         own = [b for b in self.bindings if b.in_place]
         other = [b for b in self.bindings if not b.in_place]
+        peak = self.predicted
         return {
             "schema": SCHEMA,
             "model": str(self.path),
@@ -152,9 +146,9 @@ class TrainingRun:
             "loss_scale": self.loss_scale,
             "skipped_steps": list(self.skipped),
             "step_seconds": self.step_seconds,
-            "peak_bytes": self.peak_bytes,
-            "resident_bytes": self.resident_bytes,
-            "predicted_dynamic_bytes": self.predicted_dynamic_bytes,
+            "peak_bytes": None if peak is None else peak.peak_bytes,
+            "resident_bytes": None if peak is None else peak.resident_bytes,
+            "predicted_dynamic_bytes": None if peak is None else peak.dynamic_bytes,
             "process": None if self.process is None else self.process.as_json(),
             "state": {
                 "in_place": len(own),
@@ -216,7 +210,6 @@ def run(
         reports, problems = _steps(trainer, batches, options, log, progress)
         grown = meter.growth()
         stopped = trainer.steps < options.steps
-        predicted = trainer.predicted()
         if options.export_forward is not None and options.forward is not None and not stopped:
             trainer.export_forward(options.export_forward, options.forward, force=force)
         return TrainingRun(
@@ -228,8 +221,7 @@ def run(
             data=told,
             synthetic=options.data is None,
             bindings=trainer.bindings,
-            resident_bytes=None if predicted is None else predicted.resident_bytes,
-            predicted_dynamic_bytes=None if predicted is None else predicted.dynamic_bytes,
+            predicted=trainer.predicted(),
             notes=(*trainer.notes, *(log.notes if log is not None else ()), *problems),
             checkpoint=options.checkpoint,
             stopped=stopped,
@@ -313,8 +305,7 @@ def _batches(trainer: Trainer, options: TrainOptions) -> tuple[Batches, str]:
         found = Batches(slots, arrays, shuffle=False, seed=seed, ready_batches=True)
         return found, f"SYNTHETIC: {SYNTHETIC} batches of random numbers, over and over (no --data)"
     ready = options.ready_batches
-    arrays = load_data(options.data, slots, ready)
-    found = Batches(slots, arrays, shuffle=options.shuffle, seed=seed, ready_batches=ready)
+    found = Batches(slots, options.data, shuffle=options.shuffle, seed=seed, ready_batches=ready)
     samples = "" if found.samples is None else f"{found.samples:,} samples, "
     return found, f"{options.data}: {samples}{found.count:,} batches per epoch"
 

@@ -22,7 +22,7 @@ from memplan.proto.model_checks import require_device
 from memplan.runtime.installed import require_runtime
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.room import require_room
-from memplan.training.batches import Batch, Batches, checked_batch, load_data
+from memplan.training.batches import Batch, Batches, checked_batch
 from memplan.training.checkpoint import Progress, Wanted
 from memplan.training.initial import Begin, Init, first_state, initial_state
 from memplan.training.knobs import Knobs, Rate
@@ -311,12 +311,12 @@ class Trainer(TrainingState[int]):
             UsageError: the data does not fit.
             TrainingError, RuntimeUnavailableError: see :meth:`step`.
         """
-        source: Iterable[Batch] | Mapping[str, Any]
-        slots = self.batch_slots
-        source = load_data(data, slots, ready_batches) if isinstance(data, str | PathLike) else data
-        if isinstance(source, Mapping):
+        source: Iterable[Batch]
+        if isinstance(data, str | PathLike | Mapping):
             how = {"shuffle": shuffle, "ready_batches": ready_batches}
-            source = Batches(slots, source, size=batch, seed=seed, **how)
+            source = Batches(self.batch_slots, data, size=batch, seed=seed, **how)
+        else:
+            source = data
         if isinstance(source, Batches):
             self._data = source
             if self._data_state is not None:

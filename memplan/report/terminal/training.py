@@ -54,10 +54,10 @@ def _memory(result: TrainingRun) -> list[str]:
         if seconds is None
         else [f"{1000 * seconds:.1f} ms a step (median; other work on the machine counts)"]
     )
-    if result.peak_bytes is not None and result.resident_bytes is not None:
+    if (predicted := result.predicted) is not None:
         lines.append(
-            f"peak {format_bytes(result.peak_bytes)} predicted for every step: "
-            f"{result.resident_bytes:,} B resident, {result.predicted_dynamic_bytes:,} B in the run"
+            f"peak {format_bytes(predicted.peak_bytes)} predicted for every step: "
+            f"{predicted.resident_bytes:,} B resident, {predicted.dynamic_bytes:,} B in the run"
         )
     if result.process is not None:
         grown = result.process

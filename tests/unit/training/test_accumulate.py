@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import UserDict
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,7 @@ def test_a_run_goes_on_behind_a_checkpoint(files: Files, tmp_path: Path) -> None
     second = AccumulatingTrainer(*files, threads=1)
     assert second.resume(tmp_path / "run.npz") == 2
     assert second.lr == 0.01
+    assert not [name for name in second.state_dict() if "_grad" in name]  # zeros between steps
     assert [second.step(group) for group in groups[2:]] == losses[2:]
     assert second.export_forward(tmp_path / "net.onnx", FAMILIES["mlp"]()) == ()
     exported = {t.name: t for t in onnx.load(tmp_path / "net.onnx").graph.initializer}
@@ -175,6 +177,14 @@ def test_first_values_are_of_either_file_and_weights_may_lie_beside_it(
 def test_what_does_not_belong_together_is_refused(files: Files) -> None:
     with pytest.raises(ModelError, match="do not belong together"):
         AccumulatingTrainer(training_step("mlp"), files[1])
+    swapped = onnx.ModelProto()
+    swapped.CopyFrom(files[1])
+    said = next(i for i in swapped.metadata_props if i.key == "memplan.gradients")
+    pairs = json.loads(said.value)
+    pairs["a.bias_grad"], pairs["b.bias_grad"] = pairs["b.bias_grad"], pairs["a.bias_grad"]
+    said.value = json.dumps(pairs)
+    with pytest.raises(ModelError, match=r"is the gradient of '.\.bias' here, '.\.bias' there"):
+        AccumulatingTrainer(files[0], swapped)
     with pytest.raises(UsageError, match="a list of mappings"):
         AccumulatingTrainer(*files).step([])
 

@@ -133,18 +133,6 @@ def test_turns_are_resumed_to_the_bit(files: dict[str, Any], tmp_path: Path) -> 
     assert all((value == state[name]).all() for name, value in second.state_dict().items())
 
 
-def test_a_shared_array_is_one_array(files: dict[str, Any]) -> None:
-    trainer = memplan.AlternatingTrainer(files)
-    some = {"d.3.bias": np.full(1, 7, np.float32), "g/step": np.int64(9)}
-    trainer.load_state_dict(some, strict=False)
-    for name in trainer:
-        assert trainer[name].state_dict()["d.3.bias"] == 7
-        shared = trainer[name].session.buffers["d.3.weight"]
-        assert shared is trainer["d"].session.buffers["d.3.weight"]
-    assert trainer["g"].state_dict()["step"] == 9
-    assert trainer["d"].state_dict()["step"] == 1
-
-
 def test_what_one_step_trains_is_no_constant_of_another(files: dict[str, Any]) -> None:
     constants = Pair().steps("constants")
     with pytest.raises(UsageError, match="a constant of step 'g'") as caught:

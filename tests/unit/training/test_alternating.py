@@ -70,6 +70,10 @@ def test_names_of_the_state(steps: Any) -> None:
     with pytest.raises(UsageError, match="the value of 'dw'"):
         trainer.load_state_dict({"g/step": 3, "dw": np.zeros((2, 2), np.float32)})
     assert trainer.state_dict()["g/step"] == 1
+    trainer.load_state_dict({"dw": np.full((3, 1), 7, np.float32), "g/step": 9}, strict=False)
+    assert (trainer["g"].state_dict()["dw"] == trainer["d"].state_dict()["dw"]).all()
+    assert (trainer["g"].state_dict()["step"], trainer["d"].state_dict()["step"]) == (9, 1)
+    assert trainer["g"].session.buffers["dw"] is trainer["d"].session.buffers["dw"]
 
 
 def test_first_values_are_those_given_or_those_of_the_first_step(steps: Any) -> None:

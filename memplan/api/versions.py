@@ -10,8 +10,10 @@ from memplan.units import printable
 
 
 def measured_runtime(provider: str = "cpu") -> str:
-    """The runtime that the tables of ``provider`` were measured on: ``onnxruntime 1.31.1``."""
-    return semantics(provider).runtime
+    """The runtime that the tables of ``provider`` were measured on: ``onnxruntime 1.31.1``; the
+    installed one where its own were measured, and are the same."""
+    tables, installed = semantics(provider), installed_runtime()
+    return installed if installed in tables.same_on else tables.runtime
 
 
 def version_notes(provider: str = "cpu") -> tuple[str, ...]:

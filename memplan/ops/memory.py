@@ -48,8 +48,8 @@ def packed_inputs(key: str, provider: str) -> tuple[int, ...]:
 class MemorySemantics:
     """The measured tables of one provider. Pairs are (output index, input index).
 
-    ``runtime`` is what they were measured on, as ``onnxruntime 1.31.1``; ``no_scratch`` are the
-    operators that take none.
+    ``runtime`` is what they were measured on, as ``onnxruntime 1.31.1``, and ``same_on`` are other
+    versions that were measured and are the same; ``no_scratch`` are the operators that take none.
     """
 
     provider: str
@@ -58,6 +58,7 @@ class MemorySemantics:
     inplace: Mapping[str, tuple[tuple[int, int], ...]]
     known: frozenset[str]
     no_scratch: frozenset[str]
+    same_on: frozenset[str]
 
     def alias_input(self, key: str, output: int) -> int | None:
         """The input slot whose buffer output ``output`` always shares, or None."""
@@ -83,7 +84,8 @@ def semantics(provider: str) -> MemorySemantics:
     alias, inplace = pairs("alias"), pairs("inplace")
     known = frozenset(alias) | frozenset(inplace) | frozenset(data["not_inplace"])
     scratch_free = frozenset(data.get("no_scratch", ()))
-    return MemorySemantics(provider, data["runtime"], alias, inplace, known, scratch_free)
+    same_on = frozenset(data.get("same_on", ()))
+    return MemorySemantics(provider, data["runtime"], alias, inplace, known, scratch_free, same_on)
 
 
 def has_effects(key: str) -> bool:

@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 import memplan
-from memplan.api.versions import measured_runtime
+from memplan.ops.memory import semantics
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -38,7 +38,7 @@ def test_one_version_stands_everywhere() -> None:
 
 
 def test_what_is_installed_as_measured_is_what_the_tables_were_measured_on() -> None:
-    minor = measured_runtime().removeprefix("onnxruntime ").rpartition(".")[0]
+    minor = semantics("cpu").runtime.removeprefix("onnxruntime ").rpartition(".")[0]
     pins = PROJECT["project"]["optional-dependencies"]["measured"]
     wanted = [each for each in PROJECT["project"]["dependencies"] if "onnxruntime" in each]
     assert [pin.replace(f"=={minor}.*", f">={minor}") for pin in pins] == wanted

@@ -1,7 +1,7 @@
 """Probe the installed ONNX Runtime again, and say what changed since the tables were written.
 
     python tools/probe_ort/changes.py            # says what changed; exit code 1 if anything did
-    python tools/probe_ort/changes.py --write    # and writes the new tables
+    python tools/probe_ort/changes.py --write    # and writes the new tables, or that none is new
 
 For a new version of the runtime. All three tables of ``memplan/ops/tables`` are measured anew: the
 CPU kernels, and over the stub of ``tests/gpu`` what CUDA kernels take and which there are. A change
@@ -26,6 +26,8 @@ TABLES = HERE.parent.parent / "memplan" / "ops" / "tables"
 PROBES = {"cpu.json": ".", "cuda.json": "cuda_memory.py", "cuda_kernels.json": "cuda_kernels.py"}
 # What a row of `scratch` was measured for; the rest of the row is what came out.
 _CASE = ("op", "case", "opset", "threads")
+# What a table was measured on, and which other runtimes gave the same.
+_RUNTIME, _SAME_ON = "runtime", "same_on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +67,19 @@ def entries(value: Any) -> dict[str, Any]:
 
 def changes(table: str, before: dict[str, Any], after: dict[str, Any]) -> Iterator[Change]:
     """Every entry that differs between two tables, field by field."""
-    for field in sorted({*before, *after}):
+    for field in sorted({*before, *after} - {_RUNTIME, _SAME_ON}):
         old, new = entries(before.get(field, {})), entries(after.get(field, {}))
         for entry in sorted({*old, *new}):
             if old.get(entry) != new.get(entry):
                 yield Change(table, field, entry, old.get(entry), new.get(entry))
+
+
+def same_on(table: dict[str, Any], runtime: str) -> dict[str, Any]:
+    """The table, which was also measured on ``runtime`` and is the same there."""
+    measured = {table[_RUNTIME], *table.get(_SAME_ON, ()), runtime} - {table[_RUNTIME]}
+    rows = [(key, value) for key, value in table.items() if key != _SAME_ON]
+    place = [key for key, _ in rows].index(_RUNTIME) + 1
+    return dict([*rows[:place], (_SAME_ON, sorted(measured)), *rows[place:]])
 
 
 def measure(table: str, target: Path) -> None:
@@ -91,6 +101,8 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="replace the tables by the new ones")
     parser.add_argument("--table", action="append", choices=list(PROBES), help="instead of all")
     options = parser.parse_args()
+    from table import render
+
     found: list[Change] = []
     with tempfile.TemporaryDirectory() as folder:
         for table in options.table or PROBES:
@@ -101,10 +113,14 @@ def main() -> int:
                 sys.stderr.write(error.stderr)
                 print(f"{table} was not measured: exit code {error.returncode}", file=sys.stderr)
                 return 2
-            text = target.read_text(encoding="utf-8")
-            found += changes(table, json.loads((TABLES / table).read_text()), json.loads(text))
+            before, after = (
+                json.loads(path.read_text(encoding="utf-8")) for path in (TABLES / table, target)
+            )
+            changed = list(changes(table, before, after))
             if options.write:
-                (TABLES / table).write_text(text, encoding="utf-8")
+                kept = render(after if changed else same_on(before, after[_RUNTIME]))
+                (TABLES / table).write_text(kept, encoding="utf-8")
+            found += changed
     for change in found:
         print(change)
     print(f"{len(found)} changes" if found else "nothing changed")

@@ -69,6 +69,11 @@ def test_another_installed_version_is_said(monkeypatch: pytest.MonkeyPatch) -> N
     assert "1.31.1" in note
     assert "1.99.0" in note
     assert "changes.py" in note
+    # Its kernels on the CPU were measured and are the same; nobody measured those on CUDA.
+    monkeypatch.setattr(versions, "installed_runtime", lambda: "onnxruntime 1.32.0")
+    assert versions.version_notes() == ()
+    assert "1.32.0" in versions.version_notes("cuda")[0]
+    monkeypatch.setattr(versions, "installed_runtime", lambda: "onnxruntime 1.99.0")
     planned = {"runtime": {"installed": "onnxruntime 1.31.1"}}
     assert "1.31.1" in versions.recorded_version_notes(planned)[0]
     monkeypatch.setattr(versions, "installed_runtime", lambda: "")

@@ -49,7 +49,8 @@ body.terminal, .terminal pre { background: #0d1117; color: #e6edf3; margin: 0; l
 
 _CHARTS_ALONE = """
 main { display: grid; grid-template-columns: 1fr 1fr; gap: 10px; padding: 12px; }
-main > :not(.legend, section:has(.chart)), h2 small, .floor, .note-floor, .steps { display: none; }
+main > :not(.legend, section:has(.chart)), h2 small, .floor, .note-floor, .steps,
+section .legend { display: none; }
 section { margin: 0; padding: 12px 14px 0; } .chart { padding-left: 58px; }
 .plot { height: 236px; } .legend { grid-column: 1 / 3; justify-content: center; margin: 0; }
 """

@@ -87,14 +87,13 @@ def command(
 
 
 def _text(analysis: Analysis, top: int, report: Report) -> str:
-    from memplan.report.terminal.analysis_text import headline, render
-    from memplan.report.terminal.tables import line
+    from memplan.report.parts import Line
+    from memplan.report.tell.analysis import headline, tell_analysis
 
-    answer = line(headline(analysis), "bold")
+    answer = Line(headline(analysis))
     if report.quiet:
         return report.text_of(answer)
-    details = report.details or report.output is not None
-    text = report.text_of(render(analysis, top=top, details=details))
+    text = report.text_of(*tell_analysis(analysis, top).parts)
     height = _screen_lines(report)
     if height is not None and text.count("\n") >= height:
         # The first line has left the screen; the answer is to be the last thing to be seen.
@@ -119,9 +118,10 @@ def _screen_lines(report: Report) -> int | None:
 
 def _exported(analysis: Analysis, top: int, form: str) -> str | bytes:
     if form == "html":
-        from memplan.report.html.page import analysis_html
+        from memplan.report.html.page import page
+        from memplan.report.tell.analysis import tell_analysis
 
-        return analysis_html(analysis, top=top)
+        return page(tell_analysis(analysis, top))
     from memplan.report.torch_snapshot import torch_snapshot
 
     return torch_snapshot(analysis)

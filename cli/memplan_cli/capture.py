@@ -93,9 +93,9 @@ def command(
     elif report.quiet:
         click.echo(str(output))
     else:
-        from memplan.report.terminal.capture_text import render
+        from memplan.report.tell.capture import tell_capture
 
-        report.emit_text(render(result, details=report.details))
+        report.emit_text(tell_capture(result, report.in_full))
     return 0
 
 

@@ -22,7 +22,7 @@ def command(provider: str, report: Report) -> int:
     if report.form == "json":
         report.emit_json({**device.as_json(), "measured_on": measured_runtime()})
     elif not report.quiet:
-        from memplan.report.terminal.device_text import render
+        from memplan.report.tell.device import tell_device
 
-        report.emit_text(render(device))
+        report.emit_text(tell_device(device))
     return 0

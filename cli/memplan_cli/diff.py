@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -19,9 +18,6 @@ from memplan_cli.shared_options import (
     session_option,
     state_option,
 )
-
-if TYPE_CHECKING:
-    from memplan.api.diff.diff_result import Diff
 
 
 @memplan_command(
@@ -74,20 +70,17 @@ def command(
     if report.form == "json":
         report.emit_json(found.as_json())
     elif report.form == "html":
-        from memplan.report.html.diff_page import diff_html
+        from memplan.report.html.page import page
+        from memplan.report.tell.diff import tell_diff
 
-        report.emit(diff_html(found))
+        report.emit(page(tell_diff(found, details=True)))
+    elif report.quiet:
+        from memplan.report.parts import Line
+        from memplan.report.tell.diff import headline
+
+        report.emit(report.text_of(Line(headline(found))))
     else:
-        report.emit(_text(found, report))
+        from memplan.report.tell.diff import tell_diff
+
+        report.emit_text(tell_diff(found, report.in_full))
     return 0
-
-
-def _text(found: Diff, report: Report) -> str:
-    from memplan.report.diff_words import headline
-    from memplan.report.terminal.diff_text import render
-    from memplan.report.terminal.tables import line
-
-    if report.quiet:
-        return report.text_of(line(headline(found), "bold"))
-    details = report.details or report.output is not None
-    return report.text_of(render(found, details=details))

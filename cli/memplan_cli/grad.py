@@ -135,7 +135,7 @@ def command(
     elif report.quiet:
         click.echo(str(output))
     else:
-        from memplan.report.terminal.grad_text import render
+        from memplan.report.tell.grad import tell_grad
 
-        report.emit_text(render(result, details=report.details))
+        report.emit_text(tell_grad(result, report.in_full))
     return 0

@@ -90,7 +90,7 @@ def command(training_model: Path, output: Path, check: bool, report: Report, **o
     elif report.quiet:
         click.echo(str(output))
     else:
-        from memplan.report.terminal.lowered_text import render
+        from memplan.report.tell.lower import tell_lowered
 
-        report.emit_text(render(result, details=report.details))
+        report.emit_text(tell_lowered(result, report.in_full))
     return 0

@@ -66,7 +66,7 @@ def command(
     elif not to_stdout and report.quiet:
         click.echo(str(output))
     elif not to_stdout:
-        from memplan.report.terminal.profile_text import render
+        from memplan.report.tell.profile import tell_profile
 
-        report.emit_text(render(result, output, details=report.details))
+        report.emit_text(tell_profile(result, output, report.in_full))
     return 0

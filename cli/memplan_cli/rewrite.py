@@ -218,9 +218,9 @@ def command(
         if result.output is not None:
             click.echo(str(result.output))
     else:
-        from memplan.report.terminal.rewrite_text import render
+        from memplan.report.tell.rewrite import tell_rewrite
 
-        report.emit_text(render(result, details=report.details))
+        report.emit_text(tell_rewrite(result, report.in_full))
     return 0
 
 

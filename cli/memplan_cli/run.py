@@ -155,9 +155,9 @@ def command(model: Path, dims: tuple[str, ...], report: Report, **options: Any) 
     elif report.quiet:
         report.emit(f"{result.last_loss}\n")
     else:
-        from memplan.report.terminal.training import render
+        from memplan.report.tell.run import tell_run
 
-        report.emit_text(render(result, details=report.details))
+        report.emit_text(tell_run(result, report.in_full))
     return 0
 
 

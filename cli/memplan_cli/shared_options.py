@@ -17,7 +17,8 @@ import click
 from memplan.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from memplan.report.parts import Part
+    from memplan.report.parts import Report as Told
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -202,8 +203,13 @@ class Report:
 
     @property
     def details(self) -> bool:
-        """Whether reports leave nothing out."""
+        """Whether nothing is to be left out."""
         return self.verbose > 0
+
+    @property
+    def in_full(self) -> bool:
+        """Whether a report leaves nothing out: it is to, or goes to a file."""
+        return self.details or self.output is not None
 
     @property
     def to_stdout(self) -> bool:
@@ -222,15 +228,17 @@ class Report:
         """Write a JSON object."""
         self.emit(json.dumps(value, indent=2) + "\n")
 
-    def text_of(self, content: RenderableType) -> str:
-        """A text report as it goes to where it belongs."""
+    def text_of(self, *parts: Part) -> str:
+        """A report as text, as it goes to where it belongs."""
         from memplan.report.terminal.console import show
+        from memplan.report.terminal.render import render
 
+        content = render(parts, details=self.in_full)
         return show(content, color=self.color, stdout=self.to_stdout)
 
-    def emit_text(self, content: RenderableType) -> None:
-        """Write a text report."""
-        self.emit(self.text_of(content))
+    def emit_text(self, told: Told) -> None:
+        """Write a report as text."""
+        self.emit(self.text_of(*told.parts))
 
 
 def report_options(

@@ -200,15 +200,16 @@ def _tell(result: Sweep, report: Report) -> None:
 
         report.emit(sweep_csv(result))
     elif report.form == "html":
-        from memplan.report.html.sweep_page import sweep_html
+        from memplan.report.html.page import page
+        from memplan.report.tell.sweep import tell_sweep
 
-        report.emit(sweep_html(result))
+        report.emit(page(tell_sweep(result)))
+    elif report.quiet:
+        from memplan.report.parts import Line
+        from memplan.report.tell.sweep import headline
+
+        report.emit(report.text_of(Line(headline(result))))
     else:
-        from memplan.report.terminal.sweep_text import headline, render
-        from memplan.report.terminal.tables import line
+        from memplan.report.tell.sweep import tell_sweep
 
-        if report.quiet:
-            report.emit_text(line(headline(result), "bold"))
-        else:
-            details = report.details or report.output is not None
-            report.emit_text(render(result, details=details))
+        report.emit_text(tell_sweep(result, report.in_full))

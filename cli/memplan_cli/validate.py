@@ -83,8 +83,7 @@ def command(
     elif report.quiet:
         report.emit(f"{result.verdict}: {result.summary}\n")
     else:
-        from memplan.report.terminal.validation_text import render
+        from memplan.report.tell.validate import tell_validation
 
-        details = report.details or report.output is not None
-        report.emit_text(render(result, details=details))
+        report.emit_text(tell_validation(result))
     return EXIT_FINDING if result.findings else 0

@@ -10,13 +10,12 @@ events: they are there before the run.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
+from typing import Any
 
 from memplan.api.analysis import Analysis
-from memplan.ir.graph import Tensor
-from memplan.simulate.allocation import Buffer, is_resident
+from memplan.simulate.allocation import is_resident
 from memplan.simulate.free_space import rounded
 from memplan.simulate.pattern import pattern_block
 
@@ -37,56 +36,29 @@ def torch_snapshot(analysis: Analysis) -> bytes:
     ``line`` of a frame is the step. Graph outputs are still allocated at the end. Tensors inside
     control-flow bodies have no events.
     """
-    frames = _FrameBook(analysis)
-    segments = [*_resident_segment(analysis, frames), *_run_segments(analysis, frames)]
-    content = {"segments": segments, "device_traces": [_events(analysis, frames)]}
+    frames = _buffer_frames(analysis)
+    content = {
+        "segments": _segments(analysis, frames),
+        "device_traces": [_events(analysis, frames)],
+    }
     return pickle.dumps(content, protocol=_PROTOCOL)
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """A chunk of ``size`` bytes; free if nothing was requested."""
-
-    size: int
-    requested: int
-    frames: Frames
-
-    def record(self) -> Record:
-        """As the viewer reads it."""
-        return {
-            "size": self.size,
-            "requested_size": self.requested,
-            "state": "active_allocated" if self.requested else "inactive",
-            "frames": self.frames,
-        }
+def _buffer_frames(analysis: Analysis) -> dict[int, Frames]:
+    """The one-entry "stack" of every buffer, by its id: the node that it was allocated for. Lists
+    are shared, so the pickle stays small."""
+    graph, found = analysis.graph, {}
+    for buffer in analysis.timeline.allocation.buffers:
+        root = graph.tensors[buffer.root]
+        node = graph.nodes[root.producer]
+        kind = analysis.explainer.buffer_class(buffer)
+        name = f"{node.op} {node.name} -> {root.name} [{kind}]"
+        found[buffer.id] = _frame(analysis, name, buffer.birth)
+    return found
 
 
-class _FrameBook:
-    """The one-entry "stack" of every tensor; lists are shared, so the pickle stays small."""
-
-    def __init__(self, analysis: Analysis) -> None:
-        self.filename = PurePath(analysis.path).name
-        self.analysis = analysis
-        self.explainer = analysis.explainer
-        self._of: dict[int, Frames] = {}
-
-    def of_buffer(self, buffer: Buffer) -> Frames:
-        """The frame of a buffer: the node that it was allocated for."""
-        if buffer.id not in self._of:
-            graph = self.analysis.graph
-            root = graph.tensors[buffer.root]
-            node = graph.nodes[root.producer]
-            kind = self.explainer.buffer_class(buffer)
-            name = f"{node.op} {node.name} -> {root.name} [{kind}]"
-            self._of[buffer.id] = self._frame(name, buffer.birth)
-        return self._of[buffer.id]
-
-    def of_resident(self, tensor: Tensor) -> Frames:
-        """The frame of an initializer or graph input."""
-        return self._frame(f"{tensor.name} [{self.explainer.class_of(tensor)}]", 0)
-
-    def _frame(self, name: str, line: int) -> Frames:
-        return [{"name": name, "filename": self.filename, "line": line}]
+def _frame(analysis: Analysis, name: str, line: int) -> Frames:
+    return [{"name": name, "filename": PurePath(analysis.path).name, "line": line}]
 
 
 def _addresses(analysis: Analysis) -> Mapping[int, int]:
@@ -102,7 +74,7 @@ def _addresses(analysis: Analysis) -> Mapping[int, int]:
     return found
 
 
-def _events(analysis: Analysis, frames: _FrameBook) -> list[Record]:
+def _events(analysis: Analysis, frames: Mapping[int, Frames]) -> list[Record]:
     """Allocations and releases in the order in which the run makes them."""
     addresses = _addresses(analysis)
     placed = [b for b in analysis.timeline.allocation.buffers if b.id in addresses]
@@ -119,49 +91,61 @@ def _events(analysis: Analysis, frames: _FrameBook) -> list[Record]:
                 "size": buffer.nbytes,
                 "stream": _STREAM,
                 "time_us": step if allocates else step - 1,
-                "frames": frames.of_buffer(buffer),
+                "frames": frames[buffer.id],
             }
         )
     return events
 
 
-def _resident_segment(analysis: Analysis, frames: _FrameBook) -> Iterator[Record]:
-    """One segment with a block per initializer and graph input; none without any."""
-    blocks = [
-        _Block(rounded(tensor.nbytes), tensor.nbytes, frames.of_resident(tensor))
-        for tensor in analysis.graph.tensors
-        if is_resident(tensor) and tensor.nbytes
+def _segments(analysis: Analysis, frames: Mapping[int, Frames]) -> list[Record]:
+    """Initializers and graph inputs; the block, free when the run has ended; the outputs, which are
+    in use. None for what there is nothing of."""
+    resident = [
+        _block(t.nbytes, _frame(analysis, f"{t.name} [{analysis.explainer.class_of(t)}]", 0))
+        for t in analysis.graph.tensors
+        if is_resident(t) and t.nbytes
     ]
-    if blocks:
-        yield _segment(_RESIDENT_ADDRESS, blocks)
-
-
-def _run_segments(analysis: Analysis, frames: _FrameBook) -> Iterator[Record]:
-    """The block, free when the run has ended, and the outputs, which are in use."""
     allocation = analysis.timeline.allocation
     nbytes = pattern_block(allocation).block_bytes
-    if nbytes:
-        yield _segment(_BLOCK_ADDRESS, [_Block(nbytes, 0, [])])
+    free = {"size": nbytes, "requested_size": 0, "state": "inactive", "frames": []}
     outputs = [
-        _Block(rounded(buffer.nbytes), buffer.nbytes, frames.of_buffer(buffer))
+        _block(buffer.nbytes, frames[buffer.id])
         for buffer in allocation.buffers
         if buffer.is_output and buffer.nbytes
     ]
-    if outputs:
-        yield _segment(_OUTPUT_ADDRESS, outputs)
+    return [
+        *_segment(_RESIDENT_ADDRESS, resident),
+        *_segment(_BLOCK_ADDRESS, [free] if nbytes else []),
+        *_segment(_OUTPUT_ADDRESS, outputs),
+    ]
 
 
-def _segment(address: int, blocks: list[_Block]) -> Record:
-    active = sum(block.size for block in blocks if block.requested)
+def _block(nbytes: int, frames: Frames) -> dict[str, Any]:
+    """What is in use."""
     return {
-        "device": _DEVICE,
-        "address": address,
-        "total_size": sum(block.size for block in blocks),
-        "stream": _STREAM,
-        "segment_type": "large",
-        "allocated_size": active,
-        "active_size": active,
-        "requested_size": sum(block.requested for block in blocks),
-        "frames": [],
-        "blocks": [block.record() for block in blocks],
+        "size": rounded(nbytes),
+        "requested_size": nbytes,
+        "state": "active_allocated",
+        "frames": frames,
     }
+
+
+def _segment(address: int, blocks: Sequence[Mapping[str, Any]]) -> list[Record]:
+    """A segment of blocks; none of none."""
+    if not blocks:
+        return []
+    active = sum(block["size"] for block in blocks if block["requested_size"])
+    return [
+        {
+            "device": _DEVICE,
+            "address": address,
+            "total_size": sum(block["size"] for block in blocks),
+            "stream": _STREAM,
+            "segment_type": "large",
+            "allocated_size": active,
+            "active_size": active,
+            "requested_size": sum(block["requested_size"] for block in blocks),
+            "frames": [],
+            "blocks": blocks,
+        }
+    ]

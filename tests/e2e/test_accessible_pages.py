@@ -15,9 +15,10 @@ import memplan
 from helpers.chromium import PROGRAM, Chromium
 from helpers.sweeps import batched, swept
 from helpers.training_steps import long_skips
-from memplan.report.html.diff_page import diff_html
-from memplan.report.html.page import analysis_html
-from memplan.report.html.sweep_page import sweep_html
+from memplan.report.html.page import page
+from memplan.report.tell.analysis import tell_analysis
+from memplan.report.tell.diff import tell_diff
+from memplan.report.tell.sweep import tell_sweep
 
 pytestmark = [
     pytest.mark.e2e,
@@ -84,9 +85,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = memplan.diff(model, memplan.rewrite(model, plan).model)
     whole = swept(batched(folder), "80%", "70%", dims={"N": (64, 128)})
     made = {
-        "analysis": analysis_html(found.old),
-        "diff": diff_html(found),
-        "sweep": sweep_html(whole),
+        "analysis": page(tell_analysis(found.old)),
+        "diff": page(tell_diff(found, details=True)),
+        "sweep": page(tell_sweep(whole)),
     }
     for name, text in made.items():
         (folder / f"{name}.html").write_text(text, encoding="utf-8")

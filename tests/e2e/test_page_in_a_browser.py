@@ -15,7 +15,8 @@ import pytest
 from helpers.models import SAMPLES
 from helpers.processes import HANG_SECONDS
 from memplan.api.analysis import Analysis, analyze
-from memplan.report.html.page import analysis_html
+from memplan.report.html.page import page
+from memplan.report.tell.analysis import tell_analysis
 from memplan.simulate.explain import TensorClass
 
 CHROMIUM = next(
@@ -85,7 +86,7 @@ def test_all_tensors_can_be_searched(analysis: Analysis, tmp_path: Path) -> None
         for t in buffer.members[1:]
     )
     first, by_name, by_view, both = told(
-        analysis_html(analysis),
+        page(tell_analysis(analysis)),
         f"""found = [said()];
         for (const words of ["masked_fill_3", {json.dumps(view)}, "BLOCKS.2.mlp stash"]) {{
           type(words); found.push(rows());
@@ -104,7 +105,7 @@ def test_all_tensors_can_be_searched(analysis: Analysis, tmp_path: Path) -> None
 
 def test_a_click_lists_what_is_alive_there(analysis: Analysis, tmp_path: Path) -> None:
     step, count, names, after = told(
-        analysis_html(analysis),
+        page(tell_analysis(analysis)),
         """pointer("down", 0.5); pointer("up", 0.5);
         found = [section.querySelector(".step").textContent, said()];
         type("stash"); found.push(rows()); type("");
@@ -129,7 +130,7 @@ def test_after_zooming_the_tooltip_is_of_the_step_under_the_pointer(
     analysis: Analysis, tmp_path: Path
 ) -> None:
     before, after = told(
-        analysis_html(analysis),
+        page(tell_analysis(analysis)),
         """pointer("down", 0.25); pointer("move", 0.75); found = [tip()];
         pointer("up", 0.75); found.push(tip());""",
         tmp_path,
@@ -143,7 +144,7 @@ def test_after_zooming_the_tooltip_is_of_the_step_under_the_pointer(
 
 def test_the_table_is_sorted_by_any_column(analysis: Analysis, tmp_path: Path) -> None:
     ascending, descending = told(
-        analysis_html(analysis),
+        page(tell_analysis(analysis)),
         """const head = section.querySelector("[data-column=birth] button");
         const births = () => [...section.querySelectorAll("tbody tr")].map(
           row => row.cells[5].textContent);

@@ -12,7 +12,7 @@ import memplan
 from memplan.api.capture.capture_check import CaptureDiffersError, Skip, Verdict
 from memplan.errors import ModelError
 from memplan.ops.float_types import NO_SESSION
-from memplan.report.terminal.capture_text import render
+from memplan.report.tell.capture import tell_capture
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
@@ -636,7 +636,7 @@ def reason(given: Any, kind: Skip) -> str:
     assert check is not None
     assert (check.verdict, check.skipped_for) == (Verdict.SKIPPED, kind)
     assert check.lines == (f"not checked against PyTorch, nothing was compared: {check.reason}",)
-    shown = [str(part) for part in render(capture).renderables]
+    shown = [getattr(part, "text", part) for part in tell_capture(capture).parts]
     assert [text for text in shown if NO_SESSION not in text][1] == check.lines[0]
     return str(check.reason)
 

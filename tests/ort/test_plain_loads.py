@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from rich.console import Console
 
 from helpers.graphs import parse
+from helpers.reports import text_of
 from memplan.api.rewrite.goal import RewriteOptions
-from memplan.api.rewrite.rewriting import Rewrite, rewrite
+from memplan.api.rewrite.rewriting import rewrite
 from memplan.planning.plain.as_loaded import as_loaded
-from memplan.report.terminal.rewrite_text import render
+from memplan.report.tell.rewrite import tell_rewrite
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.measure import measure
 from memplan.runtime.messages import RunRequest
@@ -98,14 +97,9 @@ def test_equal_bits_are_claimed_only_where_both_files_are_laid_out_alike() -> No
     options = RewriteOptions(parse_budget("1MB"), session="default", optimize="none", effort=1)
     turned = rewrite(parse(TURNED), options)
     assert turned.unlike_nodes
-    assert "up to rounding: it fuses or lays out" in text_of(turned)
+    assert "up to rounding: it fuses or lays out" in text_of(tell_rewrite(turned))
     alike = rewrite(parse(FOLDED), options)
     assert alike.unlike_nodes == 0
-    assert "outputs are bit-identical to the original in a plain session" in text_of(alike)
-
-
-def text_of(result: Rewrite) -> str:
-    """The report, on long lines."""
-    console = Console(width=400, file=io.StringIO(), record=True)
-    console.print(render(result))
-    return console.export_text()
+    assert "outputs are bit-identical to the original in a plain session" in text_of(
+        tell_rewrite(alike)
+    )

@@ -3,53 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from memplan.ir.graph import Phase
-from memplan.ir.phases import Phases
-from memplan.simulate.timeline import Bytes, Timeline
+from memplan.report.parts import Curve
 from memplan.units import format_bytes
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _ROWS = 3
 _NARROWEST, _WIDEST = 60, 120
 _FEWEST_STEPS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """Bytes in memory per step; ``backward`` is the step at which the backward part begins,
-    None where there is none."""
-
-    label: str
-    total: Bytes
-    backward: int | None
-
-
-def curve(label: str, timeline: Timeline, backward: int | None) -> Curve:
-    """The curve of a simulated step, kernel workspace included."""
-    total = timeline.dynamic + timeline.workspace + timeline.resident_bytes
-    return Curve(label, total, backward)
-
-
-def backward_at(timeline: Timeline, phases: Phases, original: Timeline | None = None) -> int | None:
-    """Where the backward part begins: most of forward is before, most of backward behind it.
-
-    ``phases`` are of the timeline's own graph or, where there is an ``original`` that it was made
-    of, of that one; nodes are then known by name.
-    """
-    sign = {Phase.FORWARD: 1, Phase.LOSS: 1, Phase.BACKWARD: -1}
-    known = (original or timeline).graph
-    signs = {node.name: sign.get(phases.of[node.id], 0) for node in known.nodes}
-    if -1 not in signs.values():
-        return None
-    nodes = timeline.graph.nodes
-    steps = [signs.get(nodes[node].name, 0) for node in timeline.order]
-    return int(np.cumsum(steps).argmax()) + 1
 
 
 class Blocks:

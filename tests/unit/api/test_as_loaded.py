@@ -8,11 +8,11 @@ import pytest
 
 from helpers.graphs import parse
 from helpers.odd_models import loop, saved
+from helpers.reports import text_of
 from memplan.api import versions
 from memplan.api.analysis import Analysis, analyze
 from memplan.errors import RuntimeUnavailableError
-from memplan.report.terminal.analysis_text import render
-from memplan.report.terminal.console import show
+from memplan.report.tell.analysis import tell_analysis
 from memplan.runtime import optimize
 
 FUSED = """g (float[8,8] x, float[8,8] w) => (float[8,8] y) {
@@ -21,7 +21,7 @@ FUSED = """g (float[8,8] x, float[8,8] w) => (float[8,8] y) {
 
 
 def first_screen(analysis: Analysis) -> str:
-    return "\n".join(show(render(analysis), color="never", stdout=False).splitlines()[:5])
+    return "\n".join(text_of(tell_analysis(analysis), width=120).splitlines()[:5])
 
 
 def test_a_plain_session_runs_what_it_fused(tmp_path: Path) -> None:

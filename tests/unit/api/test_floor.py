@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 from html import escape
-from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 import memplan
 from helpers.graphs import TUNED, open_text, parse
+from helpers.reports import text_of
 from memplan.api.analysis import analyze_open
 from memplan.api.floor_sentence import floor_report
 from memplan.errors import InfeasibleError
-from memplan.report.html.page import analysis_html
-from memplan.report.terminal.analysis_text import headline, render
+from memplan.report.html.page import page as page_of
+from memplan.report.tell.analysis import headline, tell_analysis
 from memplan.simulate.floor import structural_floor
 from memplan.simulate.timeline import simulate
 from memplan.units import format_bytes
@@ -84,9 +83,8 @@ def test_headline_budget_and_floor_are_one_quantity() -> None:
         "peak 64.0 KiB at step 1/4 (loss: s), 32.0 KiB of it workspace of that kernel, "
         "predicted only"
     )
-    console = Console(width=4000, file=StringIO())
-    console.print(render(analysis))
-    text, page = console.file.getvalue(), analysis_html(analysis)
+    told = tell_analysis(analysis)
+    text, page = text_of(told), page_of(told)
     assert (
         f"resident 16.0 KiB + dynamic 16.0 KiB + workspace of the kernel 32.0 KiB, predicted only "
         f"= {whole:,} B; tensors alone, which runs show: 48.0 KiB at step 2"
@@ -103,9 +101,8 @@ def test_headline_budget_and_floor_are_one_quantity() -> None:
 def test_without_workspace_nothing_else_is_said() -> None:
     analysis = analyze_open(open_text(OUTPUTS), TUNED)
     assert "workspace" not in headline(analysis)
-    console = Console(width=4000, file=StringIO())
-    console.print(render(analysis))
-    assert "tensors alone" not in console.file.getvalue() + analysis_html(analysis)
+    told = tell_analysis(analysis)
+    assert "tensors alone" not in text_of(told) + page_of(told)
 
 
 def test_an_infeasible_budget_says_what_could_lower_the_floor() -> None:
@@ -139,10 +136,9 @@ def test_text_json_and_page_say_the_same(text: str) -> None:
     assert json["floor_lowered_by"] == found.lowered_by
     assert json["next_floor_with_workspace_bytes"] == found.next_bytes
     assert json["next_floor_reason"] == found.next_reason
-    console = Console(width=4000, file=StringIO())
-    console.print(render(analysis))
-    assert found.line in console.file.getvalue()
-    assert escape(found.line) in analysis_html(analysis)
+    told = tell_analysis(analysis)
+    assert found.line in told.parts
+    assert escape(found.line) in page_of(told)
 
 
 def test_rewrite_says_it_of_every_step(tmp_path: Path) -> None:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 
 import onnx
 import pytest
-from rich.console import Console
 
 import memplan
 from helpers.graphs import parse
+from helpers.reports import text_of
 from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.rewriting import Rewrite
-from memplan.report.terminal.rewrite_text import render
+from memplan.report.tell.rewrite import tell_rewrite
 from memplan.units import parse_budget
 
 # The softmax takes twice its 4 KiB of workspace: beside c in this order; before c is made in
@@ -36,9 +35,7 @@ def _plan(budget: str) -> Rewrite:
 
 
 def _first_line(found: Rewrite) -> str:
-    console = Console(width=4000, file=StringIO())
-    console.print(render(found))
-    return console.file.getvalue().splitlines()[0]  # type: ignore[attr-defined]
+    return text_of(tell_rewrite(found)).splitlines()[0]
 
 
 def test_a_budget_that_holds_otherwise_is_not_kept_by_an_order_that_raises_the_peak() -> None:

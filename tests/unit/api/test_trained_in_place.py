@@ -34,8 +34,8 @@ from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.rewriting import replay
 from memplan.planning.plan_file import read_plan
 from memplan.proto.metadata import STATE, get_metadata, set_metadata
-from memplan.report.diff_words import place
-from memplan.report.terminal.state_text import state_lines
+from memplan.report.tell.diff import place
+from memplan.report.tell.state import state_lines
 from memplan.units import parse_budget
 
 FORWARD = """

@@ -10,8 +10,10 @@ from rich.console import Console
 
 from helpers.models import SAMPLES
 from memplan.api.analysis import analyze
-from memplan.report.terminal.analysis_text import render
-from memplan.report.terminal.blocks import Blocks, Curve, drawn
+from memplan.report.parts import Curve
+from memplan.report.tell.analysis import tell_analysis
+from memplan.report.terminal.blocks import Blocks, drawn
+from memplan.report.terminal.render import render
 
 RISING = Curve("old", np.arange(1, 801, dtype=np.int64) << 20, 400)
 HALF = Curve("new", np.arange(1, 801, dtype=np.int64) << 19, None)
@@ -55,6 +57,6 @@ def test_nothing_where_it_cannot_be_shown(given: dict[str, object]) -> None:
 
 
 def test_an_analysis_shows_it() -> None:
-    content = render(analyze(SAMPLES / "mlp_adamw.onnx"))
+    content = render(tell_analysis(analyze(SAMPLES / "mlp_adamw.onnx")).parts)
     assert text_of(content).count("┤") == 3
     assert "┤" not in text_of(content, terminal=False)

@@ -14,10 +14,11 @@ from helpers.renaming import renamed
 from helpers.running import Memplan
 from helpers.training_steps import symbolic_batch
 from memplan.api.diff.diffing import diff
-from memplan.report.diff_words import reason
-from memplan.report.html.diff_page import diff_html
+from memplan.report.html.page import page as page_of
+from memplan.report.parts import Table
+from memplan.report.tell.diff import reason, tell_diff
 from memplan.report.terminal.console import show
-from memplan.report.terminal.diff_text import render
+from memplan.report.terminal.render import render
 
 HOSTILE = "</script><script>alert(1)</script>\x1b[2J\n::error::told"
 STEERS = re.compile(r"^::|[^\x20-\x7e\n\u00a0-\uffff]|[\u2028-\u202e\u2066-\u2069]", re.MULTILINE)
@@ -36,15 +37,17 @@ def hostile() -> onnx.ModelProto:
 
 def test_names_steer_nothing() -> None:
     found = diff(parse(FORWARD), hostile())
-    page = diff_html(found)
+    told = tell_diff(found, details=True)
+    page = page_of(told)
     assert page.count("<script") == 2
-    for text in (page, show(render(found, details=True), stdout=False)):
+    for text in (page, show(render(told.parts, details=True), stdout=False)):
         assert "alert(1)" in text
         assert not STEERS.search(text)
 
 
 def test_the_page_is_offline_and_has_both_timelines() -> None:
-    page = diff_html(diff(symbolic_batch(), symbolic_batch(), {"N": 64}, new_dims={"N": 128}))
+    found = diff(symbolic_batch(), symbolic_batch(), {"N": 64}, new_dims={"N": 128})
+    page = page_of(tell_diff(found))
     assert not re.search(r"https?://|url\(|@import|<link|src=", page)
     block = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
     assert block is not None
@@ -56,8 +59,8 @@ def test_the_page_is_offline_and_has_both_timelines() -> None:
 
 def test_a_graph_without_nodes_has_a_page() -> None:
     empty = parse("g (float[4] x) => (float[4] x) { }")
-    assert "The graph has no nodes" in diff_html(diff(empty, parse(FORWARD)))
-    assert "The graph has no nodes" in diff_html(diff(parse(FORWARD), empty))
+    assert "The graph has no nodes" in page_of(tell_diff(diff(empty, parse(FORWARD))))
+    assert "The graph has no nodes" in page_of(tell_diff(diff(parse(FORWARD), empty)))
 
 
 @pytest.fixture
@@ -121,4 +124,9 @@ def test_a_weight_is_no_module() -> None:
     step += " {{ h = MatMul(x, w) e = Exp(h) k = MatMul(e, w2) y = ReduceSum<keepdims = 0>(k) }}"
     found = diff(parse(step.format(3)), parse(step.format(300)))
     assert not {"w", "w2"} & found.modules.keys()
-    assert "By module" not in show(render(found, details=True), stdout=False)
+    (modules,) = (
+        part
+        for part in tell_diff(found).parts
+        if isinstance(part, Table) and part.title == "By module"
+    )
+    assert not modules.rows

@@ -8,7 +8,7 @@ import pytest
 
 from memplan.api.validate.proof import proof_line
 from memplan.equivalence.prove import Equivalence
-from memplan.report.terminal.rewrite_text import equivalence_line
+from memplan.report.tell.rewrite import equivalence_line
 
 
 @pytest.mark.parametrize(

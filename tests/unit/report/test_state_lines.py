@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from helpers.state_graphs import state_step
 from memplan import analyze
-from memplan.report.terminal.state_text import offer_line, state_lines
+from memplan.report.tell.state import offer_line, state_lines
 
 
 def test_second_buffers_are_told_with_the_reason() -> None:

@@ -11,17 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from helpers.reports import text_of
 from helpers.sweeps import NO_PLAN, footprint, planned, search
 from memplan.api.sweep.point import Answer, Failure
 from memplan.api.sweep.request import SweepOptions
 from memplan.api.sweep.sweep_result import Sweep, SweepPoint
 from memplan.errors import EXIT_MODEL
-from memplan.report.html.curves import Curve, Figure, Mark, figure_svg
-from memplan.report.html.sweep_page import sweep_html
-from memplan.report.sweep_columns import named, varying
+from memplan.report.html.page import page as page_of
 from memplan.report.sweep_csv import sweep_csv
-from memplan.report.terminal.console import show
-from memplan.report.terminal.sweep_text import headline, render
+from memplan.report.tell.sweep import headline, tell_sweep, varying
 from memplan.units import parse_size
 
 GIB = 2**30
@@ -71,7 +69,11 @@ def whole() -> Sweep:
 
 
 def text(found: Sweep, **options: bool) -> str:
-    return show(render(found, **options), stdout=False)
+    return text_of(tell_sweep(found, **options), width=120)
+
+
+def html(found: Sweep) -> str:
+    return page_of(tell_sweep(found))
 
 
 class TestText:
@@ -106,7 +108,7 @@ class TestText:
         more = sweep(point(8), point(8, model="other.onnx", session="default"))
         assert varying(more).texts == ("model", "session")
         assert "N=8" in varying(more).fixed
-        where = named(Path("model.onnx"), {"N": 8}, "tuned", "cpu", more)
+        where = varying(more).named(Path("model.onnx"), {"N": 8}, "tuned", "cpu")
         assert where == "model.onnx, tuned, N=8: "
 
     def test_assumptions_say_how_many_points_rest_on_them(self) -> None:
@@ -168,22 +170,22 @@ class Page(HTMLParser):
 
 class TestHtml:
     def test_names_cannot_break_out(self, whole: Sweep) -> None:
-        page = Page(sweep_html(whole))
+        page = Page(html(whole))
         assert page.tags.count("script") == 2
         assert "img" not in page.tags
         assert not [name for name, _ in page.attributes if name.startswith("on")]
         assert any("</script><img" in text for text in page.texts)
 
     def test_nothing_is_loaded_from_anywhere(self, whole: Sweep) -> None:
-        page = sweep_html(whole)
+        page = html(whole)
         assert not re.search(r"https?://|url\(|@import|<link|src=[^x]", page)
         assert "default-src 'none'" in page
         assert re.search(r"script-src 'sha256-[\w+/=]{44}'", page)
 
     def test_curves_and_table_have_every_point(self, whole: Sweep) -> None:
-        page = Page(sweep_html(whole))
-        titles = [text for text in page.texts if "more time" in text or "no plan found" in text]
-        assert any("N=16, budget 8GiB: 12.30% more time (bound 6.15%)" in t for t in titles)
+        page = Page(html(whole))
+        assert "extra time: N = 16: 12.30%" in page.texts
+        assert "extra time: N = 32: no plan found" in page.texts
         assert page.tags.count("svg") == 2
         assert page.tags.count("tr") == 1 + len(whole.points)
 
@@ -192,20 +194,18 @@ class TestHtml:
             *(point(8, b, planned(GIB, x), budget_bytes=n * GIB)
               for n, (b, x) in enumerate((("50%", 0.2), ("75%", 0.1)), 4))
         )  # fmt: skip
-        assert ">budget</text>" in sweep_html(found)
-        assert "4.00 GiB" in sweep_html(found)
+        assert ">budget</text>" in html(found)
+        assert ">50%</text>" in html(found)
 
     def test_without_a_footprint_there_is_no_curve(self) -> None:
         broken = Failure("bad", "", EXIT_MODEL)
-        page = Page(sweep_html(sweep(point(8, None, broken, footprint=None))))
+        page = Page(html(sweep(point(8, None, broken, footprint=None))))
         assert "svg" not in page.tags
 
 
 def test_a_figure_of_one_point_stands_in_the_middle() -> None:
-    figure = Figure("t", "N", ((8.0, "8"),), ((0.0, "0"),), 0.0, (
-        Curve("c", "stash", (Mark(8.0, 0.0, "told"), Mark(8.0, 0.0, "gone", missing=True))),
-    ))  # fmt: skip
-    drawn = figure_svg(figure)
-    assert drawn.count("<circle") == 1
-    assert drawn.count('class="missing"') == 1
-    assert "nan" not in drawn
+    found = sweep(point(8, "8GiB", planned(8 * GIB, 0.0, 0)), point(8, "8GiB", NO_PLAN))
+    drawn = html(found)
+    assert drawn.count('class="missing"') == 2
+    assert 'cx="348.0"' in drawn
+    assert "nan" not in drawn.split("<script")[0]

@@ -12,7 +12,7 @@ import memplan
 from helpers.graphs import parse
 from helpers.odd_models import saved
 from memplan.errors import ModelError
-from memplan.report.terminal.analysis_text import headline
+from memplan.report.tell.analysis import headline
 
 COUNTED_TO = """g (float[4,4] x, int64 n) => (float[4,4] y, float[K] z)
   <int64 zero = {0}, int64 one = {1}>

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from helpers.graphs import open_text, parse
+from helpers.reports import text_of
 from memplan.api.analysis import analyze
 from memplan.api.diff.diffing import diff
 from memplan.ops.cost import Device
-from memplan.report.terminal.console import show
-from memplan.report.terminal.diff_text import render
+from memplan.report.tell.diff import tell_diff
 from memplan.simulate.opened import on_devices
 from memplan.simulate.session import session_kind
 from memplan.simulate.step_work import StepWork, compare_work, step_work
@@ -67,7 +67,7 @@ def test_a_difference_says_what_more_nodes_take_on_a_gpu(provider: str) -> None:
     told = compare_work(found.old.work, found.new.work)
     assert "2 launches" in told
     assert "3 launches" in told
-    assert (told in " ".join(show(render(found)).split())) is (provider == "cuda")
+    assert (told in text_of(tell_diff(found))) is (provider == "cuda")
     sides = found.as_json()
     assert [sides[side]["work"]["launches"] for side in ("old", "new")] == [2, 3]  # type: ignore[index]
     assert analyze(two, provider=provider).as_json()["work"] == found.new.work.as_json()

@@ -18,7 +18,7 @@ from helpers.graphs import parse
 from helpers.networks import FAMILIES, batches
 from memplan.errors import MemplanError, ModelError, UsageError
 from memplan.proto.metadata import SEAL, get_metadata, sealed_bytes, unseal
-from memplan.report.terminal.training import render
+from memplan.report.tell.run import tell_run
 from memplan.training.train import TrainOptions, run
 
 pytestmark = pytest.mark.ort
@@ -210,7 +210,7 @@ def test_run_says_in_its_first_lines_and_in_json_that_a_file_was_edited(
     result = run(path, TrainOptions(steps=2))
     (note,) = result.doubts
     assert note in result.as_json()["notes"]  # type: ignore[operator]
-    parts = render(result).renderables
+    parts = tell_run(result).parts
     assert note in str(parts[1])
     assert any("ms a step (median; other work on the machine counts)" in str(p) for p in parts)
     analysis = memplan.analyze(path, state="in-place")

@@ -14,7 +14,7 @@ from helpers.networks import FAMILIES, batches
 from memplan import AccumulatingTrainer, GradOptions, Trainer, grad
 from memplan.api.grad.training_graph import TrainingGraph
 from memplan.errors import ModelError, TrainingError
-from memplan.report.terminal.training import render
+from memplan.report.tell.run import tell_run
 from memplan.training.train import TrainOptions, run
 
 pytestmark = pytest.mark.ort
@@ -120,7 +120,7 @@ def test_run_reports_the_scale(tmp_path: Path) -> None:
     assert found["skipped_steps"] == list(result.skipped)
     assert 1 in result.skipped
     assert found["loss_scale"] == result.reports[-1].loss_scale
-    lines = [str(part) for part in render(result).renderables]
+    lines = [str(part) for part in tell_run(result).parts]
     assert any("skipped, as a gradient was not finite: 1" in text for text in lines)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import memplan
 from helpers.graphs import parse
+from helpers.reports import text_of
 from memplan.api.capture.kernel_support import kernel_notes, require_kernels
 from memplan.errors import ModelError
 from memplan.ops.float_types import unsupported_kernels
@@ -152,10 +153,9 @@ def test_a_road_that_nothing_runs_is_closed(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.slow
 def test_a_capture_says_first_that_no_session_on_the_cpu_opens_it() -> None:
-    from memplan.report.terminal.capture_text import render
-    from memplan.report.terminal.console import show
+    from memplan.report.tell.capture import tell_capture
 
-    text = " ".join(show(render(captured(step_of("float64"), "grad")), stdout=False).split())
+    text = text_of(tell_capture(captured(step_of("float64"), "grad")))
     assert text.startswith("ONNX Runtime cannot run 2 nodes in double on the CPU (Conv '")
     assert text.count("no session opens; sessions on CUDA run them; use float16 or float32") == 1
 

@@ -13,7 +13,7 @@ from memplan.api.rewrite.rewriting import Rewrite, RewriteOptions, rewrite
 from memplan.errors import UsageError
 from memplan.passes.chunk.choose_chunks import ChunkRegions
 from memplan.proto.metadata import CHUNKED, get_metadata
-from memplan.report.terminal.rewrite_text import equivalence_line
+from memplan.report.tell.rewrite import equivalence_line
 from memplan.units import parse_size
 
 

@@ -8,11 +8,11 @@ import pytest
 
 import memplan
 from helpers.graphs import parse
+from helpers.reports import text_of
 from memplan.api.rewrite import cheapest, rewriting
 from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.rewrite_result import ClockSeconds, Rewrite
-from memplan.report.terminal.console import show
-from memplan.report.terminal.rewrite_text import render
+from memplan.report.tell.rewrite import tell_rewrite
 from memplan.solver import jit
 from memplan.solver.search import warm_up
 from memplan.units import parse_budget
@@ -38,7 +38,7 @@ def test_the_report_says_what_all_took(monkeypatch: pytest.MonkeyPatch) -> None:
         "compiling_seconds": 31.25,
         "total_seconds": 86.0,
     }
-    text = " ".join(show(render(found), stdout=False).split())
+    text = text_of(tell_rewrite(found))
     assert "strategy search, 4.00 s; " in text
     assert (
         "took 86.0 s by the clock: compiling the planner, once per version, 31.2 s; search 4.0 s; "
@@ -47,7 +47,7 @@ def test_the_report_says_what_all_took(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_is_said_of_a_compiler_that_did_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = " ".join(show(render(_rewritten(monkeypatch, 0.0)), stdout=False).split())
+    text = text_of(tell_rewrite(_rewritten(monkeypatch, 0.0)))
     assert "took 86.0 s by the clock: search 4.0 s; the rest opening," in text
 
 

@@ -8,12 +8,12 @@ import onnx
 import pytest
 
 from helpers.graphs import parse
+from helpers.reports import text_of
 from memplan.api.analysis import analyze
 from memplan.api.rewrite import rewriting
 from memplan.api.rewrite.goal import RewriteOptions
 from memplan.errors import EXIT_ENVIRONMENT, RuntimeUnavailableError
-from memplan.report.terminal.analysis_text import render
-from memplan.report.terminal.console import show
+from memplan.report.tell.analysis import tell_analysis
 from memplan.shapes.prepare import load
 from memplan.units import parse_budget
 
@@ -39,9 +39,9 @@ def test_a_step_in_bfloat16_is_refused_for_the_cpu_and_not_for_a_gpu(
 def test_analyze_says_first_that_no_session_opens(tmp_path: Path) -> None:
     path = tmp_path / "step.onnx"
     onnx.save(parse(PRODUCT), path)
-    first, second = show(render(analyze(path)), stdout=False).splitlines()[:2]
+    first, second = text_of(tell_analysis(analyze(path)), width=120).splitlines()[:2]
     text = f"{first} {second}"
     assert first.startswith("ONNX Runtime cannot run 1 node in bfloat16 on the CPU (MatMul 'm')")
     assert "no session opens; use float16 or float32" in text
-    cuda = show(render(analyze(path, provider="cuda")), stdout=False)
+    cuda = text_of(tell_analysis(analyze(path, provider="cuda")), width=120)
     assert cuda.startswith("peak ")

@@ -10,10 +10,10 @@ import pytest
 
 import memplan
 from helpers.offloading import deep, linked
+from helpers.reports import text_of
 from memplan.api.rewrite.rewriting import Rewrite, RewriteOptions, rewrite
 from memplan.errors import UsageError
-from memplan.report.terminal.console import show
-from memplan.report.terminal.rewrite_text import render
+from memplan.report.tell.rewrite import tell_rewrite
 from memplan.units import parse_size
 
 
@@ -44,7 +44,7 @@ def test_the_report_says_what_is_copied_and_that_it_is_experimental(offloaded: R
     assert found.back_bytes >= found.out_bytes
     assert 0 < found.host_bytes <= found.out_bytes
     assert offloaded.timeline.peak_with_workspace_bytes <= offloaded.budget_bytes
-    text = show(render(offloaded), stdout=False)
+    text = text_of(tell_rewrite(offloaded), width=120)
     assert "offloaded (experimental)" in text
     assert "assumed at 400000.0 GB/s each way" in text
     assert "host memory for it" in text

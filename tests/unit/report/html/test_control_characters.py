@@ -8,7 +8,8 @@ import pytest
 
 from helpers.graphs import parse
 from memplan.api.analysis import analyze
-from memplan.report.html.page import analysis_html
+from memplan.report.html.page import page as page_of
+from memplan.report.tell.analysis import tell_analysis
 
 HOSTILE = "n\x1b]0;title\x07\x1b[2J\n::error file=x.py::told\r\u202eleft\u2028\x9b31m"
 FORWARD = "g (float[4, 8] x, float[8, 3] w) => (float[4, 3] y) { [n] h = MatMul(x, w) y = Relu(h) }"
@@ -30,6 +31,6 @@ def test_a_page_steers_no_terminal_and_no_log(what: str) -> None:
         model.opset_import.add(domain="theirs", version=1)
         value = model.graph.value_info.add(name=node.output[0])
         value.type.CopyFrom(model.graph.output[0].type)
-    page = analysis_html(analyze(model))
+    page = page_of(tell_analysis(analyze(model)))
     assert not STEERS.search(page)
     assert "]0;title" in page

@@ -18,13 +18,14 @@ from onnx import helper
 from helpers.analyses import small_graph
 from helpers.models import SAMPLES
 from memplan.api.analysis import Analysis, analyze
-from memplan.report.html.chart import MAX_POINTS, class_series, kept_steps
-from memplan.report.html.page import analysis_html
-from memplan.report.html.sections import module_section, narrowing_section
+from memplan.report.html.module_tree import module_tree
+from memplan.report.html.page import page as page_of
 from memplan.report.html.short_names import shorten
+from memplan.report.html.timelines import MAX_POINTS, kept_steps, stacked_layers
+from memplan.report.parts import Table
+from memplan.report.tell.analysis import tell_analysis
 from memplan.report.torch_snapshot import torch_snapshot
 from memplan.simulate.allocation import is_resident
-from memplan.simulate.explain import Stash, TensorClass
 from memplan.simulate.narrowing import narrowings
 from memplan.units import format_bytes
 
@@ -46,6 +47,10 @@ def hostile_model(folder: Path) -> Path:
     path = folder / "a<script>b&.onnx"
     onnx.save(model, path)
     return path
+
+
+def html(analysis: Analysis, top: int = 20) -> str:
+    return page_of(tell_analysis(analysis, top))
 
 
 class Page(HTMLParser):
@@ -80,7 +85,7 @@ def data_of(page: str) -> dict[str, Any]:
 class TestHtml:
     def test_names_cannot_break_out(self, tmp_path: Path) -> None:
         analysis = analyze(hostile_model(tmp_path), {"N": 2})
-        page = analysis_html(analysis)
+        page = html(analysis)
         parsed = Page(page)
         assert parsed.tags["script"] == 2
         assert parsed.tags["svg"] == 1
@@ -94,7 +99,7 @@ class TestHtml:
 
     def test_the_headline_says_where_the_peak_is(self, analysis: Analysis) -> None:
         timeline = analysis.timeline
-        text = "".join(Page(analysis_html(analysis)).texts)
+        text = "".join(Page(html(analysis)).texts)
         step, whole = timeline.peak_with_workspace_step, timeline.peak_with_workspace_bytes
         node = timeline.order[step]
         assert (
@@ -103,38 +108,39 @@ class TestHtml:
         ) in text
 
     def test_nothing_is_loaded_from_anywhere(self, mlp: Analysis) -> None:
-        page = analysis_html(mlp)
+        page = html(mlp)
         assert not re.search(r"https?://|url\(|@import|<link|src=", page)
         assert "default-src 'none'" in page
 
     def test_the_script_data_is_the_series(self, analysis: Analysis) -> None:
-        (data,) = data_of(analysis_html(analysis))["charts"]
+        (data,) = data_of(html(analysis))["charts"]
         kept = np.array(data["steps"])
         layers = dict(data["layers"])
-        for name, values in class_series(analysis.explainer).items():
+        expected = stacked_layers(analysis)
+        assert list(layers) == list(expected)
+        for name, values in expected.items():
             assert (np.broadcast_to(layers[name], kept.shape) == values[kept]).all()
-        assert set(layers) - {str(name) for name in TensorClass} <= {"workspace"}
         nodes = [analysis.graph.nodes[analysis.timeline.order[step]] for step in data["steps"]]
         assert [data["ops"][k] for k in data["op"]] == [node.op for node in nodes]
 
     def test_lists_the_top_and_sums_up_the_rest(self, mlp: Analysis) -> None:
-        page = analysis_html(mlp, top=3)
-        assert Page(page).tags["code"] == 2 * 3
-        assert f"and {len(mlp.at_peak) - 3:,} more" in page
-        assert "more," not in analysis_html(mlp, top=10_000)
+        title = f"Live at the peak: the 3 largest of {len(mlp.at_peak)} buffers"
+        assert title in html(mlp, top=3)
+        assert html(mlp, top=3).count('class="life"') == 3
+        assert html(mlp, top=10_000).count('class="life"') == len(mlp.at_peak)
 
     def test_a_graph_without_nodes_has_a_page(self, tmp_path: Path) -> None:
         path = tmp_path / "empty.onnx"
         onnx.save(small_graph(), path)
         analysis = analyze(path)
-        page = analysis_html(analysis)
+        page = html(analysis)
         assert "no nodes" in page
         assert pickle.loads(torch_snapshot(analysis))["device_traces"] == [[]]
 
     def test_a_graph_without_stash_says_so(self, tmp_path: Path) -> None:
         path = tmp_path / "forward.onnx"
         onnx.save(small_graph(helper.make_node("Relu", ["x"], ["y"], name="r")), path)
-        assert "Nothing made in the forward pass is read" in analysis_html(analyze(path))
+        assert "Stash" not in html(analyze(path)).split("<script")[0]
 
     @pytest.mark.slow
     def test_stays_small_for_20000_long_named_nodes(self, tmp_path: Path) -> None:
@@ -147,16 +153,12 @@ class TestHtml:
         ]
         path = tmp_path / "long.onnx"
         onnx.save(small_graph(*nodes), path)
-        assert len(analysis_html(analyze(path)).encode()) < 2_000_000
-
-
-def _stash(module: str, nbytes: int) -> Stash:
-    return Stash(f"t{nbytes}", nbytes, "made", ("read",), module)
+        assert len(html(analyze(path)).encode()) < 2_000_000
 
 
 class TestSections:
     def test_all_tensors_are_in_the_page_largest_first(self, analysis: Analysis) -> None:
-        found = data_of(analysis_html(analysis))["tensors"]
+        found = data_of(html(analysis))["tensors"]
         allocation, graph = analysis.timeline.allocation, analysis.graph
         resident = [t.nbytes for t in graph.tensors if is_resident(t) and t.nbytes]
         sizes = [*resident, *(buffer.nbytes for buffer in allocation.buffers)]
@@ -171,35 +173,40 @@ class TestSections:
         assert Counter(shown) == Counter(lives)
 
     def test_modules_are_a_tree(self) -> None:
-        page = module_section(
-            [_stash("a.b.c", 30), _stash("a.b.d", 50), _stash("a.b", 4), _stash("e.f.g", 16)]
-        )
+        page = module_tree([("a.b.c", 30, 1), ("a.b.d", 50, 1), ("a.b", 4, 1), ("e.f.g", 16, 1)])
         texts = [text.strip() for text in Page(page).texts]
-        assert texts[2:] == [
+        assert texts == [
             *("a.b", "84 B · 3 tensors", "d", "50 B · 1 tensor", "c", "30 B · 1 tensor"),
             *("e.f.g", "16 B · 1 tensor"),
         ]
         assert Page(page).tags["details"] == 1
 
     def test_a_module_whose_path_has_10000_parts_is_shown(self) -> None:
-        assert "x.x.x" in module_section([_stash("x." * 10_000, 1), _stash("y" + ".z" * 9_000, 1)])
+        assert "x.x.x" in module_tree([("x." * 10_000, 1, 1), ("y" + ".z" * 9_000, 1, 1)])
 
-    def test_a_narrower_wrt_is_in_the_page(self, mlp: Analysis) -> None:
-        section = narrowing_section(mlp)
-        assert section in analysis_html(mlp)
-        texts = Page(section).texts
+    def test_a_narrower_wrt_is_told(self, mlp: Analysis) -> None:
+        table = table_of(mlp, "A narrower --wrt")
         found = [n for n in narrowings(mlp.timeline, mlp.phases) if n.freed_with_earlier_bytes]
         assert found
-        for item in found:
-            place = texts.index(item.module)
-            row = [format_bytes(n) for n in (item.freed_bytes, item.freed_with_earlier_bytes)]
-            assert texts[place + 1 : place + 3] == row
+        rows = [(row[0], row[1], row[2], row[3]) for row in table.rows]
+        assert rows == [
+            (n.module, n.freed_bytes, n.freed_with_earlier_bytes, len(n.parameters)) for n in found
+        ]
+        assert table.title in html(mlp)
 
-    def test_the_stash_at_the_peak_stands_beside_that_of_the_step(self, mlp: Analysis) -> None:
-        text = "".join(Page(analysis_html(mlp)).texts)
-        whole = format_bytes(sum(stash.nbytes for stash in mlp.stashes))
-        at_peak = format_bytes(mlp.by_class[TensorClass.STASH])
-        assert re.search(rf"stash{whole}\d+ tensors for the backward pass, {at_peak} at the", text)
+    def test_the_stash_of_modules_sums_to_that_of_the_step(self, analysis: Analysis) -> None:
+        table = table_of(analysis, "Stash: ")
+        assert sum(row[1] for row in table.rows) == sum(s.nbytes for s in analysis.stashes)
+        assert sum(row[-1] for row in table.rows) == len(analysis.stashes)
+
+    def test_the_classes_sum_to_the_peak(self, analysis: Analysis) -> None:
+        table = table_of(analysis, "At the peak")
+        assert sum(row[1] for row in table.rows) == analysis.timeline.peak_bytes
+
+
+def table_of(analysis: Analysis, title: str) -> Table:
+    tables = (part for part in tell_analysis(analysis).parts if isinstance(part, Table))
+    return next(table for table in tables if table.title.startswith(title))
 
 
 class TestKeptSteps:

@@ -1,14 +1,12 @@
-"""``memplan profile`` as text: how far the estimates are from what was measured."""
+"""What ``profile`` says: how far the estimates are from what was measured."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
-
 from memplan.planning.costs import OpTime, total
-from memplan.report.terminal.tables import Table, group, line, section
+from memplan.report.parts import Column, Line, Report, Table
 from memplan.units import counted
 
 if TYPE_CHECKING:
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
 _OPS_SHOWN = 10
 
 
-def render(result: Profile, output: Path, *, details: bool = False) -> Group:
+def tell_profile(result: Profile, output: Path, details: bool = False) -> Report:
     """Headline, the runs, and a table by operator; ``details`` shows every operator."""
     dims = "".join(f", {name}={size}" for name, size in result.dims.items())
     facts = [
@@ -32,28 +30,30 @@ def render(result: Profile, output: Path, *, details: bool = False) -> Group:
             f"{_ms(result.other_seconds)} ms of it in {nodes} that the runtime added, which "
             f"{'is' if result.other_nodes == 1 else 'are'} not in the costs"
         )
-    parts: list[RenderableType] = [line(result.summary, "bold"), *map(line, facts)]
-    parts += section(_table(result, details))
-    parts += [line(f"- {note}") for note in result.assumptions]
-    return group([*parts, line(f"wrote {output}")])
+    return Report(
+        [
+            Line(result.summary),
+            *facts,
+            _table(result, details),
+            *(f"- {note}" for note in result.assumptions),
+            f"wrote {output}",
+        ]
+    )
 
 
 def _table(result: Profile, details: bool) -> Table:
-    table = Table(
-        "By operator, worst estimate first",
-        ("operator", "name"),
-        *((heading, "number") for heading in ("nodes", "measured ms", "estimated ms", "ratio")),
-    )
     rows = list(result.by_op)
     shown = rows if details else rows[:_OPS_SHOWN]
-    for row in shown:
-        table.row(*_cells(row.op, row))
     rest = rows[len(shown) :]
-    if rest:
-        table.row(*_cells(f"{len(rest)} more (-v shows them)", total(rest)))
-    table.rule()
-    table.row(*_cells("total", total(rows)))
-    return table
+    cells = [_cells(row.op, row) for row in shown]
+    cells += [_cells(f"{len(rest)} more (-v shows them)", total(rest))] if rest else []
+    headings = ("nodes", "measured ms", "estimated ms", "ratio")
+    return Table(
+        "By operator, worst estimate first",
+        [Column("operator", "name"), *(Column(heading, "number") for heading in headings)],
+        cells,
+        [[_cells("total", total(rows))]],
+    )
 
 
 def _cells(name: str, row: OpTime) -> tuple[str, ...]:

@@ -1,10 +1,9 @@
-"""``memplan run`` as text: the loss as it falls, the memory, and where the state lies."""
+"""What ``run`` says: the loss as it falls, the memory, and where the state lies."""
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
-
-from memplan.report.terminal.tables import Table, group, line, listed, section
+from memplan.report.parts import Column, Line, Part, Report, Table
+from memplan.report.terminal.tables import listed
 from memplan.training.telling import Binding
 from memplan.training.train import TrainingRun
 from memplan.units import counted, format_bytes
@@ -13,20 +12,17 @@ _ROWS = 8
 _METRICS = 3
 
 
-def render(result: TrainingRun, *, details: bool = False) -> Group:
+def tell_run(result: TrainingRun, details: bool = False) -> Report:
     """Headline, data, memory, and a table of losses; ``details`` shows every step."""
-    parts: list[RenderableType] = [line(_headline(result), "bold")]
-    parts += [line(f"- {note}") for note in result.doubts]
-    parts.append(line(f"data: {result.data}"))
+    parts: list[Part] = [Line(_headline(result)), *(f"- {note}" for note in result.doubts)]
+    parts.append(f"data: {result.data}")
     if result.loss_scale is not None:
-        parts.append(line(_scale(result, details)))
-    parts += [line(text) for text in _memory(result)]
-    parts += [line(text) for text in _state(result.bindings, details)]
-    parts += section(_table(result, details))
+        parts.append(_scale(result, details))
+    parts += [*_memory(result), *_state(result.bindings, details), _losses(result, details)]
     if result.checkpoint is not None:
-        parts.append(line(f"{result.checkpoint} holds the state after step {result.steps}"))
-    others = [note for note in result.notes if note not in result.doubts]
-    return group([*parts, *(line(f"- {note}") for note in others)])
+        parts.append(f"{result.checkpoint} holds the state after step {result.steps}")
+    parts += [f"- {note}" for note in result.notes if note not in result.doubts]
+    return Report(parts)
 
 
 def _headline(result: TrainingRun) -> str:
@@ -88,20 +84,23 @@ def _state(bindings: tuple[Binding, ...], details: bool) -> list[str]:
     return lines
 
 
-def _table(result: TrainingRun, details: bool) -> Table | None:
-    reports = result.reports
-    if not reports or not result.loss:
-        return None
-    last = len(reports) - 1
-    rows = range(len(reports))
+def _losses(result: TrainingRun, details: bool) -> Table:
+    """The loss of steps at even distances."""
+    reports = list(result.reports) if result.loss else []
+    names = list(reports[-1].metrics)[:_METRICS] if reports else []
     if not details and len(reports) > _ROWS:
-        rows = sorted({round(k * last / (_ROWS - 1)) for k in range(_ROWS)})  # type: ignore[assignment]
-    names = list(reports[-1].metrics)[:_METRICS]
-    columns = ("step", "loss", *names, "lr", "ms")
-    table = Table("Loss", *((column, "number") for column in columns))
-    for k in rows:
-        each = reports[k]
-        rate = "-" if each.lr is None else f"{each.lr:.3g}"
-        told = [f"{each.metrics[name]:.4g}" for name in names]
-        table.row(f"{each.step:,}", f"{each.loss:.6g}", *told, rate, f"{1000 * each.seconds:.1f}")
-    return table
+        last = len(reports) - 1
+        places = {round(k * last / (_ROWS - 1)) for k in range(_ROWS)}
+        reports = [reports[k] for k in sorted(places)]
+    rows = [
+        [
+            f"{each.step:,}",
+            f"{each.loss:.6g}",
+            *(f"{each.metrics[name]:.4g}" for name in names),
+            "-" if each.lr is None else f"{each.lr:.3g}",
+            f"{1000 * each.seconds:.1f}",
+        ]
+        for each in reports
+    ]
+    columns = [Column(name, "number") for name in ("step", "loss", *names, "lr", "ms")]
+    return Table("Loss", columns, rows)

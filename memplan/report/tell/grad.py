@@ -1,28 +1,25 @@
-"""``memplan grad`` as text: what was differentiated by, and how many nodes that took."""
+"""What ``grad`` says: what was differentiated by, and how many nodes that took."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Group
-
 from memplan.ir.contract import Contract
 from memplan.ir.graph import Phase
 from memplan.ir.roles import Role
-from memplan.report.terminal.tables import group, line, listed
+from memplan.report.parts import Line, Report
+from memplan.report.tell.names import feed_back, named, nodes_by_phase
+from memplan.report.terminal.tables import listed
 from memplan.units import counted
 
 if TYPE_CHECKING:
     from memplan.api.grad.training_graph import TrainingGraph, UpdateFile
 
 
-def render(result: TrainingGraph, *, details: bool = False) -> Group:
+def tell_grad(result: TrainingGraph, details: bool = False) -> Report:
     """What was built, by what, and what was left out; ``details`` lists every name."""
-    counts = [(count, phase) for phase, count in result.nodes.items() if count]
-    total = " node" if sum(count for count, _ in counts) == 1 else " nodes"
-    parts = ", ".join(f"{count:,} {phase}" for count, phase in counts) + total
-    headline = line(f"{result.path}: loss '{result.loss}', {parts}", "bold")
+    headline = f"{result.path}: loss '{result.loss}', {nodes_by_phase(result.nodes)}"
     lines = [*_differentiated(result, details), *_interface(result, details)]
     if result.placement.note:
         lines.append(result.placement.note)
@@ -34,7 +31,7 @@ def render(result: TrainingGraph, *, details: bool = False) -> Group:
         lines.append(f"wrote {result.output}")
     if result.update is not None and result.update.output is not None:
         lines.append(f"wrote {result.update.output}")
-    return group([headline, *map(line, lines)])
+    return Report([Line(headline), *lines])
 
 
 def _differentiated(result: TrainingGraph, details: bool) -> Iterator[str]:
@@ -46,14 +43,10 @@ def _differentiated(result: TrainingGraph, details: bool) -> Iterator[str]:
         yield f"none of {counted(len(left), 'tensor')}: {listed(left, details)} (see --wrt)"
     if result.class_axis is not None:
         yield f"classes lie along axis {result.class_axis} (see --class-axis)"
-    if result.statistics.renewed:
-        renewed = tuple(result.statistics.renewed.values())
-        what = counted(len(renewed), "running statistic")
-        yield f"{what} renewed: {listed(renewed, details)}"
+    renewed = tuple(result.statistics.renewed.values())
+    yield from named("{} renewed", "running statistic", renewed, details)
     yield from result.notes
-    if result.not_decayed:
-        what = counted(len(result.not_decayed), "tensor")
-        yield f"no weight decay of {what}: {listed(result.not_decayed, details)}"
+    yield from named("no weight decay of {}", "tensor", result.not_decayed, details)
 
 
 def _interface(result: TrainingGraph, details: bool) -> Iterator[str]:
@@ -65,8 +58,7 @@ def _interface(result: TrainingGraph, details: bool) -> Iterator[str]:
         yield f"new inputs: {_by_parameter(result.new_inputs, result.wrt, details)}"
     if result.new_outputs:
         yield f"new outputs: {_by_parameter(result.new_outputs, result.wrt, details)}"
-    if result.new_values:
-        yield _feed_back(result.new_values)
+    yield from feed_back(result.new_values)
 
 
 def _controls(hyperparameters: Mapping[str, float], contract: Contract) -> Iterator[str]:
@@ -77,14 +69,6 @@ def _controls(hyperparameters: Mapping[str, float], contract: Contract) -> Itera
     for new, old in contract.new_values.items():
         if contract.roles.get(old) is Role.STEP_COUNTER:
             yield f"step counter: '{old}' starts at 1 and continues as '{new}'"
-
-
-def _feed_back(new_values: Mapping[str, str]) -> str:
-    new, old = next(iter(new_values.items()))
-    return (
-        f"for the next step: feed {counted(len(new_values), 'output')} back, "
-        f"'{new}' as '{old}' and so on (memplan.new_values in the file's metadata has all)"
-    )
 
 
 def _update_lines(update: UpdateFile, wrt: Sequence[str], details: bool) -> Iterator[str]:

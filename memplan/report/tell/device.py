@@ -1,18 +1,16 @@
-"""``memplan device`` as text."""
+"""What ``device`` says."""
 
 from __future__ import annotations
 
-from rich.console import Group
-
 from memplan.api.versions import measured_runtime
-from memplan.report.terminal.tables import group, line
+from memplan.report.parts import Report
 from memplan.runtime.cuda_device import Machine
 from memplan.runtime.gpu import Gpu
 from memplan.runtime.messages import Start
 from memplan.units import counted, format_bytes
 
 
-def render(device: Machine) -> Group:
+def tell_device(device: Machine) -> Report:
     """One fact per line; what was not measured is not there."""
     lines = [
         f"ONNX Runtime {device.runtime} ({device.package}); "
@@ -33,7 +31,7 @@ def render(device: Machine) -> Group:
         f"{format_bytes(device.cpu_bytes)} of memory, "
         f"{format_bytes(device.cpu_available_bytes)} available"
     )
-    return group(map(line, lines))
+    return Report(lines)
 
 
 def _start(start: Start) -> str:

@@ -1,4 +1,4 @@
-"""``memplan rewrite`` as text: before and after, what it costs, and how to load the file."""
+"""What ``rewrite`` says: before and after, what it costs, and how to load the file."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ from collections.abc import Sequence
 from keyword import iskeyword
 from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
-
 from memplan.ir.roles import Role
 from memplan.ops.memory import in_kinds
+from memplan.passes.manager import removed
 from memplan.planning.certificate import certificate, no_bound
 from memplan.planning.forms.on_host import ON_HOST
-from memplan.report.terminal.blocks import Blocks, backward_at, curve
-from memplan.report.terminal.loops_text import changed_table
-from memplan.report.terminal.passes import removed_lines
-from memplan.report.terminal.state_text import doubt_lines, state_lines
-from memplan.report.terminal.tables import Table, group, line, notes, section
+from memplan.report.parts import (
+    Column,
+    Line,
+    Notes,
+    Part,
+    Report,
+    Row,
+    Table,
+    Timelines,
+    curve,
+)
+from memplan.report.tell.state import doubt_lines, state_lines
 from memplan.simulate.step_work import compare_work
-from memplan.units import counted, echo_size, format_bytes, format_delta, listed
+from memplan.units import counted, echo_size, format_bytes, listed
 
 if TYPE_CHECKING:
     from memplan.api.rewrite.rewriting import Rewrite
@@ -26,43 +32,43 @@ if TYPE_CHECKING:
     from memplan.planning.plain.finish_fences import PlainModel
     from memplan.planning.plan import Plan
 
-_OPERATORS_SHOWN = 12
+_OPERATORS_SHOWN, _TENSORS_SHOWN = 12, 8
 
 
-def render(result: Rewrite, *, details: bool = False) -> Group:
+def tell_rewrite(result: Rewrite, details: bool = False) -> Report:
     """Before and after, extra cost, what is recomputed, and how to load the file."""
-    parts: list[RenderableType] = [
-        line(_headline(result), "bold"),
-        line(f"budget {echo_size(result.options.budget, result.budget_bytes)}"),
-        *(line(text) for text in doubt_lines(result.original)),
-        _curves(result),
-        *section(_steps_table(result)),
-        *section(_recomputed_table(result) if result.plan.clones else None),
-        *section(changed_table(result)),
-        *section(line(_planning_line(result))),
-        line(result.clock.line),
-        line(result.floor.line),
-        line(equivalence_line(result.equivalence)),
-        line(_bits_line(result)),
+    above = doubt_lines(result.original)
+    parts: list[Part] = [
+        Line(_headline(result)),
+        f"budget {echo_size(result.options.budget, result.budget_bytes)}",
+        *above,
+        _timelines(result),
+        _steps_table(result),
+        _recomputed_table(result),
+        _loops_table(result),
+        "",
+        _planning_line(result),
+        result.clock.line,
+        result.floor.line,
+        equivalence_line(result.equivalence),
+        _bits_line(result),
     ]
     if result.options.provider == "cuda":
-        parts.append(line(compare_work(*result.work)))
+        parts.append(compare_work(*result.work))
     if result.offload is not None:
-        parts += [line(text) for text in result.offload.lines]
+        parts += result.offload.lines
     if result.plan.refusals:
-        parts.append(line(_refusal_line(result)))
-    parts += [line(text) for text in state_lines(result.timeline.graph)]
+        parts.append(f"never recomputed: {in_kinds(result.plan.refusals.values())}")
+    parts += state_lines(result.timeline.graph)
     if result.plain is not None:
-        parts.append(line(_added_line(result.plain)))
-    parts += [line(text) for text in removed_lines(result, details)]
+        parts.append(_added_line(result.plain))
+    parts += _removed_lines(result, details)
     if result.output is not None:
-        parts += [line(f"wrote {result.output}"), line("")]
-        parts += [line(text) for text in _loading_lines(result)]
+        parts += [f"wrote {result.output}", "", *_loading_lines(result)]
     else:
-        parts.append(line("dry run: nothing was written"))
-    above = doubt_lines(result.original)
-    told = [note for note in result.assumptions if note not in above]
-    return group([*parts, *notes(told, details)])
+        parts.append("dry run: nothing was written")
+    parts.append(Notes([note for note in result.assumptions if note not in above]))
+    return Report(parts)
 
 
 def _headline(result: Rewrite) -> str:
@@ -100,13 +106,10 @@ def _answer(result: Rewrite) -> str:
     return f"fits by {how} alone: peak {peak}, nothing recomputed"
 
 
-def _curves(result: Rewrite) -> Blocks:
+def _timelines(result: Rewrite) -> Timelines:
     """Memory over the step, before and after."""
     old, new, phases = result.original.timeline, result.timeline, result.original.phases
-    return Blocks(
-        curve("before", old, backward_at(old, phases)),
-        curve("after", new, backward_at(new, phases, old)),
-    )
+    return Timelines([curve("before", old, phases), curve("after", new, phases, old)], {})
 
 
 def _planning_line(result: Rewrite) -> str:
@@ -180,34 +183,32 @@ def equivalence_line(found: Equivalence) -> str:
 
 def _steps_table(result: Rewrite) -> Table:
     """The way from the original to the result, one row per step."""
-    numbers = ("nodes", "peak", "with workspace", "change")
-    table = Table(
-        "Peak, step by step",
-        ("", "text"),
-        *((name, "number") for name in numbers),
-        ("", "text"),
-    )
     plain, steps = result.plain, result.waterfall
-    for step in steps:
-        name = "original, as a plain session loads it" if plain and step is steps[0] else step.name
-        table.row(
-            name,
-            str(len(step.timeline.graph.nodes)),
-            format_bytes(step.timeline.peak_bytes),
-            format_bytes(step.timeline.peak_with_workspace_bytes),
-            format_delta(-step.saved_bytes) if step is not steps[0] else "",
+    rows: list[Row] = [
+        (
+            "original, as a plain session loads it" if plain and step is steps[0] else step.name,
+            len(step.timeline.graph.nodes),
+            step.timeline.peak_bytes,
+            step.timeline.peak_with_workspace_bytes,
+            None if step is steps[0] else -step.saved_bytes,
             step.note,
         )
+        for step in steps
+    ]
     if plain:
-        later, first_run = plain.later, result.timeline.peak_with_workspace_bytes
-        table.row(
-            "  from the second run on",
-            "",
-            format_bytes(later.peak_bytes),
-            format_bytes(later.peak_with_workspace_bytes),
-            format_delta(later.peak_with_workspace_bytes - first_run),
-        )
-    return table
+        whole = plain.later.peak_with_workspace_bytes
+        change = whole - result.timeline.peak_with_workspace_bytes
+        again = "  from the second run on"
+        rows.append((again, None, plain.later.peak_bytes, whole, change, None))
+    columns = (
+        Column(""),
+        Column("nodes", "number"),
+        Column("peak", "bytes"),
+        Column("with workspace", "bytes"),
+        Column("change", "delta"),
+        Column(""),
+    )
+    return Table("Peak, step by step", columns, rows)
 
 
 def _recomputed_table(result: Rewrite) -> Table:
@@ -221,21 +222,47 @@ def _recomputed_table(result: Rewrite) -> Table:
             row[0] += runs
             row[1] += sum(graph.tensors[t].nbytes for t in node.writes)
     # Not what is saved: views take nothing, and not all outputs would be alive at the peak.
-    table = Table(
-        "Recomputed", ("operator", "name"), ("nodes", "number"), ("size of outputs", "number")
+    columns = (
+        Column("operator", "name"),
+        Column("nodes", "number", rest=sum),
+        Column("size of outputs", "bytes"),
     )
-    ranked = sorted(costs.items(), key=lambda item: -item[1][1])
-    for op, (count, nbytes) in ranked[:_OPERATORS_SHOWN]:
-        table.row(op, str(count), format_bytes(nbytes))
-    rest = [row for _, row in ranked[_OPERATORS_SHOWN:]]
-    if rest:
-        count, nbytes = sum(row[0] for row in rest), sum(row[1] for row in rest)
-        table.row(f"{len(rest)} more", str(count), format_bytes(nbytes))
-    return table
+    rows = [(op, *row) for op, row in sorted(costs.items(), key=lambda item: -item[1][1])]
+    return Table("Recomputed", columns, rows, most=_OPERATORS_SHOWN)
 
 
-def _refusal_line(result: Rewrite) -> str:
-    return "never recomputed: " + in_kinds(result.plan.refusals.values())
+def _loops_table(result: Rewrite) -> Table:
+    """What pairs of loops stored, what they store now and recompute."""
+    rows = [
+        (
+            pair.backward,
+            pair.steps,
+            pair.before_bytes,
+            pair.after_bytes,
+            listed(pair.recomputed, _TENSORS_SHOWN),
+        )
+        for pair in result.pairs
+        if pair.recomputed
+    ]
+    columns = (
+        Column("backward loop", "name"),
+        Column("steps", "number"),
+        Column("stored a step", "bytes"),
+        Column("now", "bytes"),
+        Column("recomputed at every step"),
+    )
+    return Table("Loops that store less", columns, rows)
+
+
+def _removed_lines(result: Rewrite, details: bool) -> list[str]:
+    """What ``--wrt`` took out of the graph's interface."""
+    lines = []
+    for kind, names in removed(result.passes).items():
+        if names:
+            what = counted(len(names), kind.removeprefix("removed_").removesuffix("s"))
+            shown = listed(names, len(names) if details else _TENSORS_SHOWN)
+            lines.append(f"removed by --wrt, {what}: {shown}")
+    return lines
 
 
 def _added_line(plain: PlainModel) -> str:

@@ -1,29 +1,26 @@
-"""``memplan capture`` as text: what was captured, by which road, and its inputs."""
+"""What ``capture`` says: what was captured, and its inputs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Group
-
 from memplan.ir.roles import Role
 from memplan.ops.float_types import NO_SESSION
-from memplan.report.terminal.tables import group, line, listed
+from memplan.report.parts import Line, Report
+from memplan.report.tell.names import named
+from memplan.report.terminal.tables import listed
 from memplan.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from memplan.api.capture.capture_result import Capture
 
 
-def render(result: Capture, *, details: bool = False) -> Group:
-    """The graph, the road, inputs and notes; ``details`` lists every name. That no
+def tell_capture(result: Capture, details: bool = False) -> Report:
+    """The graph, inputs and notes; ``details`` lists every name. That no
     session on the CPU opens it, and that nothing was compared with PyTorch, stand in front."""
-    trained = counted(len(result.trained), "parameter")
-    lines = [f"trains {trained}: {listed(result.trained, details)}"]
-    if result.frozen:
-        frozen = counted(len(result.frozen), "frozen parameter")
-        what = "inputs that no step changes" if result.frozen_inputs else "constants of the graph"
-        lines.append(f"{frozen}, {what}: {listed(result.frozen, details)}")
+    lines = named("trains {}", "parameter", result.trained, details)
+    what = "inputs that no step changes" if result.frozen_inputs else "constants of the graph"
+    lines += named(f"{{}}, {what}", "frozen parameter", result.frozen, details)
     feeds = [f"'{name}' [{', '.join(result.sizes[name])}]" for name in result.batch]
     lines.append("inputs: " + ", ".join(feeds))
     if result.optimizer is None:
@@ -36,16 +33,10 @@ def render(result: Capture, *, details: bool = False) -> Group:
     if result.metrics:
         lines.append(f"metrics: {listed(result.metrics, details)}")
     averages = result.contract.named(Role.AVERAGE)
-    if averages:
-        what = counted(len(averages), "moving average")
-        lines.append(
-            f"{what}, decay {result.ema_decay:g} unless 'ema_decay' is fed: "
-            f"{listed(averages, details)}"
-        )
+    decay = f"{{}}, decay {result.ema_decay or 0:g} unless 'ema_decay' is fed"
+    lines += named(decay, "moving average", averages, details)
     statistics = result.contract.named(Role.RUNNING_STATISTIC)
-    if statistics:
-        what = counted(len(statistics), "buffer")
-        lines.append(f"{what} renewed: {listed(statistics, details)}")
+    lines += named("{} renewed", "buffer", statistics, details)
     if result.contract.new_values:
         what = counted(len(result.contract.new_values), "output")
         lines.append(
@@ -62,7 +53,7 @@ def render(result: Capture, *, details: bool = False) -> Group:
     nodes = counted(len(result.model.graph.node), "node")
     first = [*unopened, f"{result.source}: loss '{result.contract.loss}', {nodes}"]
     first += checked if nothing else ()
-    return group([*(line(text, "bold") for text in first), *map(line, lines)])
+    return Report([*map(Line, first), *lines])
 
 
 def _treatment(result: Capture) -> list[str]:

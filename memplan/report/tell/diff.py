@@ -1,12 +1,24 @@
-"""A diff in sentences, for text and HTML alike; names in them come from the files."""
+"""What ``diff`` says: the difference, its reason, classes, tensors and modules."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from memplan.api.analysis import Analysis
-from memplan.api.diff.diff_result import Diff
+from memplan.api.diff.diff_result import ChangeGroup, Diff, left_the_peak
 from memplan.api.diff.peak_changes import Change, How, TensorChange
+from memplan.ir.modules import NO_MODULE
+from memplan.report.parts import (
+    Column,
+    Line,
+    Notes,
+    Part,
+    Report,
+    Spelled,
+    Table,
+    Timelines,
+    curve,
+)
 from memplan.simulate.step_work import compare_work
 from memplan.units import counted, format_bytes, format_delta, told_apart
 
@@ -27,15 +39,124 @@ WORDS: Mapping[How | Change, str] = {
     How.OFFLOADED: "offloaded",
     How.CHUNKED: "in chunks",
 }
-_AWAY = "off the peak as it moved"
-_REASONS, _OPERATORS = 3, 4
+_AWAY: Mapping[How | Change, str] = {Change.PEAK_MOVED: "off the peak as it moved"}
+_REASONS, _OPERATORS, _GROUPS, _MODULES = 3, 4, 20, 8
+
+
+def tell_diff(diff: Diff, details: bool = False) -> Report:
+    """Headline, reason, both peaks, graphs, and tables; ``details`` leaves no class out."""
+    old, new = diff.old, diff.new
+    why, dims = reason(diff), dims_line(diff)
+    parts: list[Part] = [
+        Line(headline(diff)),
+        *([f"why: {why}"] if why else []),
+        f"old  {place(old)}",
+        f"new  {place(new)}",
+        *([f"dims: {dims}"] if dims else []),
+        graph_line(diff),
+        *work_lines(diff),
+        Timelines(
+            [curve("old", old.timeline, old.phases), curve("new", new.timeline, new.phases)],
+            {"Before": old, "After": new},
+            diff.counterparts,
+        ),
+        _left_table(diff),
+        _class_table(diff, details),
+        _change_table(diff),
+        _module_table(diff),
+        Notes((*old.inexact, *new.inexact)),
+    ]
+    return Report(
+        parts,
+        f"{old.path.name} and {new.path.name}",
+        f"fingerprints {old.fingerprint} and {new.fingerprint}",
+    )
+
+
+def _left_table(diff: Diff) -> Table:
+    """What is no longer at the peak, by how."""
+    rows = [(_AWAY.get(how, WORDS[how]), *sums) for how, sums in left_the_peak(diff).items()]
+    columns = (Column("how"), Column("tensors", "count"), Column("bytes", "bytes"))
+    return Table("What left the peak, and how", columns, rows, wide=True)
+
+
+def _class_table(diff: Diff, details: bool) -> Table:
+    least = diff.new.timeline.peak_bytes // 100
+    before, after = diff.old.timeline.peak_bytes, diff.new.timeline.peak_bytes
+    exact = Column("bytes", "number", lambda nbytes: f"{nbytes:+,}" if nbytes else "=")
+    return Table(
+        "At the peak, by class",
+        (
+            Column("class", "class"),
+            Column("old", "bytes"),
+            Column("new", "bytes"),
+            Column("change", "delta"),
+            exact,
+        ),
+        [
+            (c.name, c.old_bytes, c.new_bytes, c.delta_bytes, c.delta_bytes)
+            for c in sorted(diff.classes, key=lambda c: -abs(c.delta_bytes))
+            if c.delta_bytes or details or c.new_bytes > least
+        ],
+        below=[[("peak", before, after, diff.delta_bytes, f"{diff.delta_bytes:+,}")]],
+    )
+
+
+def _change_table(diff: Diff) -> Table:
+    """Tensors alike in one row, those that explain the difference first."""
+    columns = (
+        Column(""),
+        Column("tensor", "name"),
+        Column("count", "number"),
+        Column("each", "number", format_bytes),
+        Column("change", "delta"),
+        Column("class", "class"),
+        Column("module", "phrase", wide=True),
+        Column("held by", "phrase"),
+    )
+    inside = (None, "inside loop bodies", None, None, diff.inside_bytes, None, None, None)
+    return Table(
+        f"At the peak, by tensor: {counted(len(diff.changes), 'change')} that sum to "
+        f"{format_delta(diff.delta_bytes) if diff.delta_bytes else '0 B'}",
+        columns,
+        [_change_row(group) for group in diff.groups],
+        below=[[inside]] if diff.inside_bytes else (),
+        most=_GROUPS,
+        weight=4,
+        noun="kind",
+    )
+
+
+def _change_row(group: ChangeGroup) -> tuple[object, ...]:
+    first = group.first
+    old, new = first.old_bytes, first.new_bytes
+    resized = old and new and old != new
+    return (
+        what_of(first),
+        group.name if first.old_name is None else f"{group.name} (was {first.old_name})",
+        group.count,
+        Spelled(f"{format_bytes(old)} -> {format_bytes(new)}", new) if resized else old or new,
+        group.delta_bytes,
+        first.tensor_class,
+        first.module,
+        first.held_by,
+    )
+
+
+def _module_table(diff: Diff) -> Table:
+    """The difference by module; nothing where there is but one, or none but the loss."""
+    words = {NO_MODULE: "(weights and others of no module)"}
+    rows = [(words.get(name, name), nbytes) for name, nbytes in diff.modules.items()]
+    if len(rows) < 2 or not diff.modules.keys() - {NO_MODULE, "loss"}:
+        rows = []
+    columns = (Column("module", "name"), Column("change", "delta"))
+    return Table("By module", columns, rows, most=_MODULES)
 
 
 def what_of(change: TensorChange) -> str:
     """What became of a tensor, in words."""
-    if change.change is Change.PEAK_MOVED and not change.new_bytes:
-        return _AWAY
-    return WORDS[change.how or change.change]
+    how = change.how or change.change
+    return WORDS[how] if change.new_bytes else _AWAY.get(how, WORDS[how])
 
 
 def headline(diff: Diff) -> str:

@@ -1,18 +1,19 @@
-"""The timeline of the HTML report: stacked areas as SVG, and the data behind its tooltip."""
+"""Memory over a step on a page: stacked areas as SVG, and the data behind their tooltips."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from memplan.api.analysis import Analysis
+from memplan.api.diff.graph_changes import common_order
 from memplan.ir.graph import Phase
-from memplan.report.html.sections import tensor_data
+from memplan.report.html.figures import size_ticks
 from memplan.report.html.short_names import NameTable, shorten
+from memplan.report.parts import Timelines
 from memplan.simulate.allocation import is_resident
 from memplan.simulate.explain import Explainer, TensorClass
 from memplan.simulate.timeline import Bytes
@@ -36,21 +37,51 @@ STACK = (
 )
 _MAX_BANDS = 300
 _HEIGHT = 1000
-HEADROOM = 1.13
-"""What a chart has above its highest point."""
-_GRID_LINES = 6
+_HEADROOM = 1.13
+_HINT = "drag to zoom, double-click to reset; arrow keys move the cursor"
+_HINT_OF_ONE = f"{_HINT}; click to list what is alive at a step"
 _BAND_WITH_LABEL = 0.055
 
 
-def class_series(explainer: Explainer) -> dict[TensorClass, Bytes]:
-    """Bytes per class in memory at every step; classes that are never there are left out.
+def timeline_sections(part: Timelines) -> tuple[list[str], list[dict[str, object]]]:
+    """A section for each analysis, all on one scale, and what the script needs for each chart."""
+    steps = part.analyses.values()
+    highest = max(step.timeline.peak_with_workspace_bytes for step in steps) * _HEADROOM
+    sections, data = [], []
+    earlier: Analysis | None = None
+    for title, analysis in part.analyses.items():
+        count = len(analysis.timeline.order)
+        layers = stacked_layers(analysis)
+        kept = kept_steps(_total(analysis, layers))
+        hint = _HINT if part.counterparts else _HINT_OF_ONE
+        over, figure = "", "<p>The graph has no nodes.</p>"
+        if earlier is not None and earlier.timeline.order and part.counterparts is not None:
+            places = common_order(earlier, analysis, part.counterparts)
+            over = _outline(earlier, places, count, highest)
+            hint = f"dashed: before, below the same nodes · {_HINT}"
+        if len(kept) < count:
+            hint += f" · {len(kept):,} of {count:,} steps drawn"
+        if count:
+            figure = _figure(analysis, layers, kept, title, max(highest, 1.0), over)
+            data.append(_chart_data(analysis, layers, kept))
+        sections.append(f"<section><h2>{title} <small>{hint}</small></h2>{figure}</section>")
+        earlier = analysis
+    return sections, data
+
+
+def _total(analysis: Analysis, layers: Mapping[str, Bytes]) -> Bytes:
+    return sum(layers.values(), np.zeros(len(analysis.timeline.order), np.int64))
+
+
+def stacked_layers(analysis: Analysis) -> dict[str, Bytes]:
+    """Bytes per class and step, bottom to top, with kernel workspace as the last layer; what is
+    never there is left out.
 
     The classes of a step sum to the dynamic and the resident bytes of the timeline. Bytes inside
     control-flow bodies count as activations, as in :meth:`Explainer.by_class`.
     """
-    timeline = explainer.timeline
-    steps = len(timeline.order)
-    change = {name: np.zeros(steps + 1, dtype=np.int64) for name in TensorClass}
+    explainer, timeline = analysis.explainer, analysis.timeline
+    change = {name: np.zeros(len(timeline.order) + 1, dtype=np.int64) for name in STACK}
     for tensor in timeline.graph.tensors:
         if is_resident(tensor):
             change[explainer.class_of(tensor)][0] += tensor.nbytes
@@ -58,11 +89,10 @@ def class_series(explainer: Explainer) -> dict[TensorClass, Bytes]:
         delta = change[explainer.buffer_class(buffer)]
         delta[buffer.birth] += buffer.nbytes
         delta[buffer.death] -= buffer.nbytes
-    series = {name: np.cumsum(delta)[:steps] for name, delta in change.items()}
-    counted = np.zeros(steps, dtype=np.int64)
-    for values in series.values():
-        counted += values
-    series[TensorClass.ACTIVATION] += timeline.dynamic + timeline.resident_bytes - counted
+    series = {str(name): np.cumsum(delta)[:-1] for name, delta in change.items()}
+    inside = timeline.dynamic + timeline.resident_bytes - sum(series.values())
+    series[TensorClass.ACTIVATION] = series[TensorClass.ACTIVATION] + inside
+    series[WORKSPACE] = timeline.workspace
     return {name: values for name, values in series.items() if values.any()}
 
 
@@ -87,33 +117,22 @@ def kept_steps(total: Bytes) -> Steps:
     return np.unique(np.concatenate([maxima, ends, np.array(lowest, dtype=np.int64)]))
 
 
-def stacked_layers(analysis: Analysis) -> dict[str, Bytes]:
-    """Bytes per class and step, bottom to top, with kernel workspace as the last layer."""
-    series = class_series(analysis.explainer)
-    layers = {str(name): series[name] for name in STACK if name in series}
-    if analysis.timeline.workspace.any():
-        layers[WORKSPACE] = analysis.timeline.workspace
-    return layers
-
-
-def timeline_figure(
+def _figure(
     analysis: Analysis,
     layers: Mapping[str, Bytes],
     kept: Steps,
-    *,
-    highest: float = 0.0,
-    over: str = "",
-    title: str = "",
+    title: str,
+    highest: float,
+    over: str,
 ) -> str:
     """Phase bands, areas of ``layers`` (bytes per step) at the ``kept`` steps, floor and peak.
 
-    The graph must have a node. Positions are fractions of the picture, so that it stretches; the
-    script moves them when the reader zooms. ``highest`` are the bytes at the upper edge, where
-    that is not to follow from the peak; ``over`` is drawn above all (:func:`outline`).
+    Positions are fractions of the picture, so that it stretches; the script moves them when the
+    reader zooms. ``highest`` are the bytes at the upper edge; ``over`` is drawn above all
+    (:func:`_outline`).
     """
     timeline = analysis.timeline
     count = len(timeline.order)
-    highest = max(1.0, highest or timeline.peak_with_workspace_bytes * HEADROOM)
     bands = _phase_bands(analysis.explainer)
     floor, step = analysis.floor_with_workspace_bytes, timeline.peak_with_workspace_step
     peak = timeline.peak_with_workspace_bytes
@@ -129,10 +148,14 @@ def timeline_figure(
         f'<span class="label" style="bottom:{percent:.2f}%">{label}</span>'
         for percent, label in ticks
     )
+    legend = "".join(
+        f'<li><span class="swatch" style="background:var(--{name})"></span>{name}</li>'
+        for name in layers
+    )
     side = 100 * (step + 0.5) / count
     edge = " right" if side > 93 else " left" if side < 7 else ""
     return (
-        f'<div class="chart" tabindex="0" role="img" aria-label="{title or "Timeline"}: bytes in '
+        f'<div class="chart" tabindex="0" role="img" aria-label="{title}: bytes in '
         f"memory at each of {count:,} steps; peak {format_bytes(peak)} at step "
         f'{step:,}">'
         f'<div class="phases">{"".join(_band(*band, count) for band in bands)}</div>'
@@ -146,6 +169,7 @@ def timeline_figure(
         f"<span>peak {format_bytes(peak)}</span></div>"
         f'<div class="tip" hidden></div></div><div class="steps">'
         f'<span style="left:0">step 0</span><span style="left:100%">{count}</span></div></div>'
+        f'<ul class="legend">{legend}</ul>'
     )
 
 
@@ -170,28 +194,23 @@ def _areas(layers: Mapping[str, Bytes], kept: Steps, count: int, highest: float)
     return "".join(reversed(areas))
 
 
-def outline(places: npt.NDArray[np.float64], total: Bytes, highest: float) -> str:
-    """The upper edge of other areas: ``total`` bytes from each of the ``places`` to the next."""
-    levels = np.round(_HEIGHT * (1 - total / highest)).astype(np.int64)
+def _outline(old: Analysis, common: Sequence[tuple[int, int]], end: int, highest: float) -> str:
+    """The upper edge of another timeline over one of ``end`` steps: ``common`` are its steps and
+    those of the same nodes."""
+    total = _total(old, stacked_layers(old))
+    kept = kept_steps(total)
+    run = [(0, 0), *((a + 1, b + 1) for a, b in common)]
+    if run[-1][0] < len(total):
+        run.append((len(total), end))
+    before, after = zip(*run, strict=True)
+    places = np.interp(np.append(kept, len(total)), before, after)
+    levels = np.round(_HEIGHT * (1 - total[kept] / highest)).astype(np.int64)
     changed = np.flatnonzero(np.diff(levels, prepend=levels[:1] - 1))
     path = "".join(
         f"L{place:.1f} {level}" if (place, level) == (0, levels[0]) else f"H{place:.1f}V{level}"
         for place, level in zip(places[changed].tolist(), levels[changed].tolist(), strict=True)
     )
     return f'<path class="before" d="M0 {levels[0]}{path}H{places[-1]:.1f}"/>'
-
-
-def size_ticks(highest: float) -> Iterator[tuple[float, str]]:
-    """Round sizes in binary units, at most six above zero."""
-    unit, name = next(
-        (2.0**power, name)
-        for power, name in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B"))
-        if highest >= 2.0**power
-    )
-    scales = (s * 10.0**e for e in range(-1, 4) for s in (1, 2, 5))
-    scale = next(s for s in scales if highest / unit / s <= _GRID_LINES)
-    for k in range(int(highest / unit / scale) + 1):
-        yield k * scale * unit, f"{k * scale:g} {name}" if k else "0"
 
 
 def _phase_bands(explainer: Explainer) -> list[tuple[Phase, int, int]]:
@@ -216,17 +235,7 @@ def _band(phase: Phase, start: int, end: int, count: int) -> str:
     )
 
 
-def script_data(analysis: Analysis, layers: Mapping[str, Bytes], kept: Steps) -> str:
-    """What the script needs for a page with one timeline, and all tensors in it."""
-    return _json({"charts": [chart_data(analysis, layers, kept)], "tensors": tensor_data(analysis)})
-
-
-def charts_json(charts: Sequence[Mapping[str, object]]) -> str:
-    """What it needs for a page with several timelines, in their order."""
-    return _json({"charts": list(charts)})
-
-
-def chart_data(analysis: Analysis, layers: Mapping[str, Bytes], kept: Steps) -> dict[str, object]:
+def _chart_data(analysis: Analysis, layers: Mapping[str, Bytes], kept: Steps) -> dict[str, object]:
     """Of one timeline: bytes per layer and the node, for every kept step."""
     graph, order = analysis.graph, analysis.timeline.order
     nodes = [graph.nodes[order[step]] for step in kept.tolist()]
@@ -244,12 +253,6 @@ def chart_data(analysis: Analysis, layers: Mapping[str, Bytes], kept: Steps) -> 
         "ops": ops.names,
         "modules": modules.names,
     }
-
-
-def _json(value: object) -> str:
-    """JSON that cannot end the script element it stands in."""
-    text = json.dumps(value, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _compact(values: Bytes) -> int | list[int]:

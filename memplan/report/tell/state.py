@@ -1,4 +1,4 @@
-"""Where the next values of weights and moments lie, as text."""
+"""Where the next values of weights and moments lie, in words."""
 
 from __future__ import annotations
 

@@ -138,6 +138,17 @@ def test_unknown_rank() -> None:
         memplan.gradients(parse(text), "z", "x")
 
 
+def test_what_stands_behind_a_group_normalization_has_a_gradient() -> None:
+    """ONNX (1.23) has no inference for GroupNormalization of opset 21."""
+    text = """<ir_version: 10, opset_import: ["": 21]>
+        g (double[2,4,3] x, double[4] s, double[4] b, double[4] t) => (double[2,4,3] y) {
+        n = GroupNormalization<num_groups = 2>(x, s, b)
+        r = Tanh(n)
+        y = GroupNormalization<num_groups = 4>(r, t, b) }"""
+    feeds = {"x": draw((2, 4, 3)), "s": draw((4,)), "b": draw((4,), 1), "t": draw((4,), 2)}
+    check((parse(text), feeds))
+
+
 @pytest.mark.parametrize(
     "call", ["Gelu(b)", "Pow(b, w)", "HardSwish(b)", "LayerNormalization(b, w)"]
 )

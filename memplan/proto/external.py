@@ -38,18 +38,9 @@ def _external_of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 def _external_of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
     for node in nodes:
-        attributes = node.attribute[:]
-        if not attributes:
-            continue
-        for attribute in attributes:
-            if attribute.HasField("t"):
-                yield from _external((attribute.t,))
-            if attribute.tensors:
-                yield from _external(attribute.tensors)
-            if attribute.HasField("sparse_tensor"):
-                yield from _external(_parts((attribute.sparse_tensor,)))
-            if attribute.sparse_tensors:
-                yield from _external(_parts(attribute.sparse_tensors))
+        for attribute in node.attribute:
+            yield from _external((attribute.t, *attribute.tensors))
+            yield from _external(_parts((attribute.sparse_tensor, *attribute.sparse_tensors)))
         for body in subgraphs(node):
             yield from _external_of_graph(body)
 

@@ -21,10 +21,10 @@ from memplan.shapes.infer import (
     state_types,
     stated_types,
 )
-from memplan.shapes.nchwc import fill_nchwc_types, in_blocks
+from memplan.shapes.nchwc import in_blocks, nchwc_type
 from memplan.shapes.shape_checks import StrictWalk
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, known_shapes, write_type
-from memplan.shapes.training_ops import bound_reductions, fill_training_types
+from memplan.shapes.training_ops import bound_of_sum, training_type
 
 
 def value_types(bound: onnx.ModelProto) -> tuple[dict[str, TensorType], list[str]]:
@@ -97,13 +97,16 @@ class _CompleteWalk(StrictWalk):
 
     def _apply_rules(self, node: onnx.NodeProto) -> None:
         lacking = self._lacking(node)
-        for name, found in output_types(self.model, node, self.known).items() if lacking else ():
-            if name in lacking:
-                self.known[name] = found
-        fill_training_types([node], self.known)
-        fill_nchwc_types([node], self.known, self._blocked)
-        if self.bounding:
-            self.bounded += bound_reductions([node], self.known)
-        for name in lacking:
-            if self.known.get(name, UNKNOWN).shape is not None:
-                self.learn(name, self.known[name])
+        of_bodies = output_types(self.model, node, self.known) if lacking else {}
+        blocked = nchwc_type(node, self.known, self._blocked) if self._in_blocks else None
+        for index, name in enumerate(node.output):
+            if name not in lacking:
+                continue
+            found = of_bodies.get(name) or training_type(node, index, self.known)
+            if found is None or found.shape is None:
+                found = blocked if index == 0 else None
+            if found is None and self.bounding:
+                found = bound_of_sum(node, self.known)
+                self.bounded += [name] if found is not None and found.shape is not None else []
+            if found is not None and found.shape is not None:
+                self.learn(name, found)

@@ -7,7 +7,7 @@ processor; their number is rounded up. ONNX knows none of these operators.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import onnx
@@ -39,33 +39,28 @@ def state_block(graph: onnx.GraphProto, block: int) -> None:
             node.attribute.append(helper.make_attribute(BLOCK, block))
 
 
-def fill_nchwc_types(
-    nodes: Iterable[onnx.NodeProto], types: MutableMapping[str, TensorType], blocked: set[str]
-) -> None:
-    """Add the types of outputs whose inputs are known, in file order.
+def nchwc_type(node: onnx.NodeProto, types: Types, blocked: set[str]) -> TensorType | None:
+    """The type of a node's first output, if that of its first input is known.
 
     Operators of other domains that stand in the layout work element by element, or are ``Concat``.
-    ``blocked`` collects the tensors that are in it.
+    ``blocked`` collects the tensors that are in it: nodes are asked in the order of the file.
     """
-    for node in nodes:
-        if not node.input or not node.output:
-            continue
-        if node.domain != DOMAIN and (
-            blocked.isdisjoint(node.input) or not node.output[0].startswith(_TOKEN)
-        ):
-            continue
-        if node.op_type != "ReorderOutput":
-            blocked.add(node.output[0])
-        name, source = node.output[0], types.get(node.input[0])
-        known = types.get(name)
-        if source is None or source.sizes is None or (known and known.shape is not None):
-            continue
-        try:
-            sizes = _sizes(node, source.sizes, types)
-        except (LookupError, ValueError, TypeError, ArithmeticError):  # no runtime wrote this node
-            continue
-        if sizes is not None:
-            types[name] = TensorType(source.dtype, sizes)
+    if not node.input or not node.output:
+        return None
+    if node.domain != DOMAIN and (
+        blocked.isdisjoint(node.input) or not node.output[0].startswith(_TOKEN)
+    ):
+        return None
+    if node.op_type != "ReorderOutput":
+        blocked.add(node.output[0])
+    source = types.get(node.input[0])
+    if source is None or source.sizes is None:
+        return None
+    try:
+        sizes = _sizes(node, source.sizes, types)
+    except (LookupError, ValueError, TypeError, ArithmeticError):  # no runtime wrote this node
+        return None
+    return None if sizes is None else TensorType(source.dtype, sizes)
 
 
 def _sizes(node: onnx.NodeProto, source: Sizes, types: Types) -> Sizes | None:

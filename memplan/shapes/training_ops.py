@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 
 import onnx
 
@@ -21,17 +21,9 @@ _BOUNDARIES = frozenset({"InPlaceAccumulator", "InPlaceAccumulatorV2", "YieldOp"
 _INT64 = onnx.TensorProto.INT64
 
 
-def fill_training_types(
-    nodes: Iterable[onnx.NodeProto], types: MutableMapping[str, TensorType]
-) -> None:
-    """Add what the rules here can tell."""
-    for node in nodes:
-        for index, name in enumerate(node.output):
-            if not name or types.get(name, UNKNOWN).shape is not None:
-                continue
-            found = _by_operator(node, index, types) or _by_name(name, types)
-            if found is not None and found.shape is not None:
-                types[name] = found
+def training_type(node: onnx.NodeProto, index: int, types: Types) -> TensorType | None:
+    """What the rules here can tell of an output."""
+    return _by_operator(node, index, types) or _by_name(node.output[index], types)
 
 
 def is_foreign_training_graph(graph: onnx.GraphProto) -> bool:
@@ -42,24 +34,10 @@ def is_foreign_training_graph(graph: onnx.GraphProto) -> bool:
     )
 
 
-def bound_reductions(
-    nodes: Iterable[onnx.NodeProto], types: MutableMapping[str, TensorType]
-) -> list[str]:
-    """Where axes are known only at run time, a sum is at most as large as what is reduced. Add that
-    where nothing else tells the shape; the names."""
-    bounded: list[str] = []
-    for node in nodes:
-        for name in node.output:
-            if name and types.get(name, UNKNOWN).shape is None and _is_reduction(node):
-                found = types.get(node.input[0])
-                if found is not None and found.shape is not None:
-                    types[name] = found
-                    bounded.append(name)
-    return bounded
-
-
-def _is_reduction(node: onnx.NodeProto) -> bool:
-    return operator_key(node) in _REDUCTIONS and len(node.input) > 0
+def bound_of_sum(node: onnx.NodeProto, types: Types) -> TensorType | None:
+    """Where axes are known only at run time, a sum is at most as large as what is reduced."""
+    is_sum = operator_key(node) in _REDUCTIONS and len(node.input) > 0
+    return types.get(node.input[0]) if is_sum else None
 
 
 def differentiated(name: str) -> str | None:

@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from memplan.errors import EXIT_FINDING, EXIT_OK, UsageError
+from memplan.report.check.formats import FORMATS, rendered
 from memplan_cli.command import memplan_command
 from memplan_cli.failures import tell
 from memplan_cli.progress import waiting
@@ -28,8 +29,8 @@ from memplan_cli.shared_options import (
 
 if TYPE_CHECKING:
     from memplan.api.check.checking import CheckResult
+    from memplan.units import SizeSpec
 
-FORMATS = ("text", "json", "markdown", "github", "gitlab", "junit", "benchmark")
 # The first word of a line decides its colour.
 _COLORS = {
     "FAIL": "red",
@@ -117,8 +118,9 @@ def command(
     from memplan.api.check.checking import run_check, run_update
     from memplan.api.check.targets import CheckRequest
     from memplan.proto.write import check_output
+    from memplan.units import echo_size
 
-    cap = _cap(max_peak)
+    cap = None if max_peak is None else _cap(max_peak)
     also = [_report_option(text) for text in reports]
     if update:
         _refuse_with_update(report.form, base, strict, also)
@@ -129,16 +131,16 @@ def command(
         session=_named(ctx, "session"),
         provider=_named(ctx, "provider"),
         state=None if state is None else state.replace("in-place", ""),
-        max_peak_bytes=cap,
+        max_peak_bytes=cap.nbytes if cap is not None else None,
         base=base,
         strict=strict,
     )
     files = [file for _, file in also]
 
-    def guard(models: Iterable[Path]) -> None:
+    def guard(read: Iterable[Path]) -> None:
         if files or not report.to_stdout:
-            read, written = ((), (lock,)) if update else ((lock,), ())
-            report.guard(*read, *models, others=(*written, *files))
+            locks, written = ((), (lock,)) if update else ((lock,), ())
+            report.guard(*locks, *read, others=(*written, *files))
         for file in files:
             check_output(file, report.force)
 
@@ -150,11 +152,13 @@ def command(
         run = run_update if update else run_check
         result = run(request, analyzing, guard)
     for form, file in also:
-        emit(_rendered(result, form), file, report.force)
+        emit(rendered(result, form), file, report.force)
     if report.form != "text":
-        text = _rendered(result, report.form)
+        text = rendered(result, report.form)
     else:
-        lines = [_echoed(max_peak)] if max_peak is not None and not report.quiet else []
+        lines = []
+        if cap is not None and not report.quiet:
+            lines.append(f"max peak {echo_size(cap, cap.resolve(0))}")
         lines += _lines(result, brief=report.quiet, details=report.details)
         text = _painted(lines, _colored(report))
     report.emit(text)
@@ -169,26 +173,17 @@ def _named(ctx: click.Context, option: str) -> str | None:
     return str(ctx.params[option])
 
 
-def _cap(max_peak: str | None) -> int | None:
-    """``--max-peak`` in bytes."""
-    if max_peak is None:
-        return None
+def _cap(max_peak: str) -> SizeSpec:
+    """``--max-peak``."""
     from memplan.units import parse_size
 
-    nbytes = parse_size(max_peak).nbytes
-    if nbytes is None:
+    size = parse_size(max_peak)
+    if size.nbytes is None:
         raise UsageError(
             f"--max-peak {max_peak}: expected a size, got a percentage",
             'give a size; for room above the lock, add tolerance = "1%" to a model in the lock',
         )
-    return nbytes
-
-
-def _echoed(max_peak: str) -> str:
-    from memplan.units import echo_size, parse_size
-
-    size = parse_size(max_peak)
-    return f"max peak {echo_size(size, size.resolve(0))}"
+    return size
 
 
 def _report_option(text: str) -> tuple[str, Path]:
@@ -210,14 +205,6 @@ def _refuse_with_update(form: str, base: str | None, strict: bool, also: Sequenc
             raise UsageError(f"--update cannot be combined with {option}", "compare first")
     if form not in ("text", "json"):
         raise UsageError(f"--update has no format '{form}'", "--format text or json")
-
-
-def _rendered(result: CheckResult, form: str) -> str:
-    from memplan.report.check.formats import FORMATS as RENDERERS
-
-    if form == "text":
-        return "\n".join(_lines(result, brief=False, details=False)) + "\n"
-    return RENDERERS[form](result)
 
 
 def _lines(result: CheckResult, *, brief: bool, details: bool) -> list[str]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from memplan.errors import RuntimeUnavailableError, UsageError
 
 _QUIET = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
+_QUIET |= {"GIT_LITERAL_PATHSPECS": "1"}  # a name may begin with a colon
 _ASTRAY = re.compile(rb"(?:symlink|dangling|loop|notdir) ([0-9]+)\n")
 _SHALLOW_HINT = (
     "fetch the history: git fetch --unshallow (actions/checkout: fetch-depth: 0; GitLab: "
@@ -98,14 +99,14 @@ class Repository:
 
     def blobs(self, commit: str, paths: Iterable[str]) -> dict[str, Blob | None]:
         """What ``commit`` has at these paths, links followed as it has them; None for folders and
-        for what does not exist (which a file of a submodule does not)."""
+        for what does not exist, or is not here (:meth:`submodule_of`)."""
         names = {path: os.fsencode(f"{commit}:{path}") for path in paths}
         # Names end at NUL only where one of them holds a line end: git before 2.38 has no -z.
         end = b"\0" if any(b"\n" in name for name in names.values()) else b"\n"
         options = ("--batch-check", "--follow-symlinks", *(["-z"] if end == b"\0" else []))
         done = self._run("cat-file", *options, given=b"".join(n + end for n in names.values()))
         if done.returncode:
-            raise _failed(done)
+            raise _failed(_said(done))
         found, left = dict[str, Blob | None](), done.stdout
         for path, name in names.items():
             if (astray := _ASTRAY.match(left)) is not None:
@@ -118,6 +119,27 @@ class Repository:
                 found[path] = Blob(oid, int(nbytes)) if kind == "blob" else None
         return found
 
+    def submodule_of(self, commit: str, path: str) -> str:
+        """The submodule of ``commit`` in which a path lies that :meth:`blobs` does not find; empty:
+        in none.
+
+        Raises:
+            RuntimeUnavailableError: there is a file, and its content is not here.
+        """
+        parts = path.split("/")
+        names = ["/".join(parts[: k + 1]) for k in range(len(parts)) if ".." not in parts[: k + 1]]
+        done = self._run("ls-tree", "-z", "--full-tree", commit, "--", *names)
+        if done.returncode:
+            raise _failed(_said(done))
+        for line in filter(None, os.fsdecode(done.stdout).split("\0")):
+            facts, _, name = line.partition("\t")
+            kind = facts.split()[1]
+            if kind == "commit":
+                return name
+            if kind == "blob" and name == path:
+                raise _failed(f"the content of {name} is missing")
+        return ""
+
     def extract(self, path: str, blob: Blob, file: Path) -> None:
         """Write a blob to ``file`` as a checkout would at ``path``.
 
@@ -129,7 +151,7 @@ class Repository:
                 "cat-file", "--filters", f"--path={path}", blob.oid, output=stream.fileno()
             )
         if done.returncode:
-            raise _failed(done)
+            raise _failed(_said(done))
 
     def _line(self, *arguments: str) -> str | None:
         """The one line that git answers; None where it fails."""
@@ -186,8 +208,8 @@ def _said(done: subprocess.CompletedProcess[bytes]) -> str:
     return lines[0].removeprefix("fatal: ").removeprefix("error: ") if lines else ""
 
 
-def _failed(done: subprocess.CompletedProcess[bytes]) -> RuntimeUnavailableError:
+def _failed(said: str) -> RuntimeUnavailableError:
     return RuntimeUnavailableError(
-        f"git cannot read a file of the base: {_said(done)}",
+        f"git cannot read a file of the base: {said}",
         "git fsck tells what is missing; git lfs fetch gets what is kept in Git LFS",
     )

@@ -39,4 +39,5 @@ def today(entry: Peak, **changes: Any) -> Peak:
 
 def held(locked: Peak | None, now: Peak, line: int = 9, **more: Any) -> Finding:
     """What is found of ``now``; ``more`` is of :func:`hold`."""
-    return hold(Target(now.path, Path(now.path), LOCK, locked, line, now.binding), now, **more)
+    entry = replace(locked, line=line) if locked is not None else None
+    return hold(Target(now.path, Path(now.path), LOCK, entry, now.binding), now, **more)

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import posixpath
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from tempfile import TemporaryDirectory
 from memplan.api.check.lock import Lock, read_lock
 from memplan.api.check.measure import UnboundDimsError, measure
 from memplan.api.check.peak import Binding, Peak
-from memplan.errors import LockError, MemplanError, ModelError, UsageError
+from memplan.errors import MemplanError, ModelError, UsageError
 from memplan.processes.git import Blob, Repository, repository_of
 from memplan.processes.scratch import scratch_folder
 from memplan.proto.external import external_end, external_location, external_tensors
@@ -82,6 +81,22 @@ class BaseModels:
         self._look_up({path})
         return self._blobs[path]
 
+    def find(self, path: str) -> Blob | None:
+        """What the base has at a path in the repository; None where it has nothing.
+
+        Raises:
+            ModelError: the file belongs to another repository, and is nothing to this one.
+            RuntimeUnavailableError: there is a file, and git cannot read it.
+        """
+        blob = self._blob(path)
+        if blob is None and (inner := self.repository.submodule_of(self.commit.commit, path)):
+            raise ModelError(
+                f"it lies in the submodule {printable(inner)}, whose files are not in this "
+                "repository",
+                "run memplan check --base inside the submodule",
+            )
+        return blob
+
     def current(self, file: Path, path: str, binding: Binding, now: Peak | None) -> Peak | None:
         """The model that the base has at ``file``, analyzed; None where it has none.
 
@@ -97,9 +112,8 @@ class BaseModels:
         place = self.repository.path_of(file)
         if place is None:
             raise ModelError("it lies outside the git repository")
-        blob = self._blob(place)
+        blob = self.find(place)
         if blob is None:
-            self._refuse_submodule(place)
             return None
         if now is not None and _reusable(now, binding) and _same(file, blob):
             return now
@@ -119,22 +133,6 @@ class BaseModels:
             except OSError as error:
                 problem = f"its files cannot be put into a scratch folder: {file_problem(error)}"
                 raise ModelError(problem) from None
-
-    def _refuse_submodule(self, place: str) -> None:
-        """What lies in another repository is nothing to this one, and not a new model.
-
-        Raises:
-            ModelError: the file does.
-        """
-        folder = posixpath.dirname(place)
-        while folder:
-            if os.path.lexists(self.repository.root / folder / ".git"):
-                raise ModelError(
-                    f"it lies in the submodule {printable(folder)}, whose files are not in this "
-                    "repository",
-                    "run memplan check --base inside the submodule",
-                )
-            folder = posixpath.dirname(folder)
 
     def fetch(self, place: str, blob: Blob, local: Path) -> None:
         """Write a file of the base to ``local``.
@@ -169,7 +167,7 @@ class BaseModels:
                     stream.truncate(min(nbytes, _LARGEST_STAND_IN))
                 continue
             beside = posixpath.join(posixpath.dirname(place), location)
-            blob = self._blob(beside)
+            blob = self.find(beside)
             if blob is None:
                 raise ModelError(f"its weights in {printable(location)} are not committed there")
             self.fetch(beside, blob, target)
@@ -193,11 +191,11 @@ def opened_base(ref: str, lock: Path, models: Iterable[Path]) -> Iterator[BaseMo
         found = BaseModels(repository, commit, scratch)
         local, place = scratch / "lock", repository.path_of(lock)
         try:
-            blob = found._blob(place) if place is not None else None
+            blob = found.find(place) if place is not None else None
             if place is not None and blob is not None:
                 found.fetch(place, blob, local)
                 found.lock = read_lock(local)
-        except (ModelError, LockError) as error:
+        except MemplanError as error:
             reason = printable(str(error).replace(str(local), str(lock)))
             note = f"the lock of the base is not used: {reason}"
             found.commit = BaseCommit(ref, commit.commit, note)

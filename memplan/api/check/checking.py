@@ -184,7 +184,6 @@ class _Run:
                 return replace(
                     plain,
                     source=target.place,
-                    line=target.line,
                     accept=accept_command(target.lock, target.file),
                     locked=locked,
                     against=locked,
@@ -206,10 +205,11 @@ class _Run:
             base_at = self.base.commit.place
             try:
                 base = _at_base(self.base, target, now)
-            except ModelError as error:
+            except MemplanError as error:
                 if locked is None:
                     place = f"{printable(target.path)} at the base, {self.base.commit.short}"
-                    raise ModelError(f"{place}: {error.message}", error.hint) from None
+                    error.message = f"{place}: {error.message}"
+                    raise
                 problem = error.message  # the lock decides, and the report says what is missing
         return hold(
             target,
@@ -224,7 +224,7 @@ class _Run:
     def _removed(self, target: Target, models: BaseModels, plain: Finding) -> Finding:
         try:
             base = _at_base(models, target, None)
-        except ModelError:  # what it needed once decides nothing
+        except MemplanError:  # what it needed once decides nothing
             base = None
         source = models.commit.place
         return replace(plain, kind=Kind.REMOVED, source=source, base=base, against=base)

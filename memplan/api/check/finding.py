@@ -44,38 +44,36 @@ _RANK = {kind: rank for rank, kind in enumerate(Kind)} | {Kind.OVER_CAP: 0}
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A model to look at: its path in the ``lock``, its file as seen from here, its entry and the
-    line of that (0: none), and how it is looked at."""
+    """A model to look at: its path in the ``lock``, its file as seen from here, its entry, and how
+    it is looked at."""
 
     path: str
     file: Path
     lock: Path
     locked: Peak | None
-    line: int
     binding: Binding
 
     @property
     def place(self) -> str:
         """Where its entry stands, or would."""
-        return f"{shown(self.lock)}:{self.line}" if self.line else shown(self.lock)
+        line = self.locked.line if self.locked is not None else 0
+        return f"{shown(self.lock)}:{line}" if line else shown(self.lock)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A model, by its path in the lock and its ``file`` as seen from here.
 
-    ``source`` is where what it is held against stands: in the lock, or at the base. ``line`` is the
-    lock's line of its table (0: none). ``accept`` is the command that records it. ``explained`` is
-    what tells best why it needs more: the base, unless that needs as much as today; None where it
-    does not need more. ``base_problem`` says why the base is not known, ``error`` why the model is
-    not.
+    ``source`` is where what it is held against stands: in the lock, or at the base. ``accept`` is
+    the command that records it. ``explained`` is what tells best why it needs more: the base,
+    unless that needs as much as today; None where it does not need more. ``base_problem`` says why
+    the base is not known, ``error`` why the model is not.
     """
 
     path: str
     file: Path
     kind: Kind
     source: str = ""
-    line: int = 0
     accept: str = ""
     now: Peak | None = None
     locked: Peak | None = None
@@ -91,6 +89,11 @@ class Finding:
     def name(self) -> str:
         """The path as it may be shown."""
         return printable(self.path)
+
+    @property
+    def line(self) -> int:
+        """The line of its table in the lock; 0: it has none."""
+        return self.locked.line if self.locked is not None else 0
 
     @property
     def status(self) -> Kind:
@@ -173,7 +176,6 @@ def hold(
         file=target.file,
         kind=kind,
         source=base_at if base_at and not kept else target.place,
-        line=target.line,
         accept=accept_command(target.lock, target.file, None if locked else now.binding),
         now=now,
         locked=locked,

@@ -39,14 +39,11 @@ version = {LOCK_VERSION}
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """A lock that was read: entries by path, and the line of each one's table header (from 1).
-
-    ``text`` is the file's text, empty for a lock that does not exist yet.
-    """
+    """A lock that was read: entries by path. ``text`` is the file's text, empty for a lock that
+    does not exist yet."""
 
     path: Path
     entries: Mapping[str, Peak]
-    lines: Mapping[str, int]
     text: str = ""
 
 
@@ -114,7 +111,7 @@ def read_lock(path: Path) -> Lock:
     if not isinstance(models, dict):
         raise source.error("models", "'models' is not a table", _RESTORE)
     entries = {name: _entry(source, name, models[name]) for name in sorted(models)}
-    return Lock(path, entries, dict(source.lines.headers), text)
+    return Lock(path, entries, text)
 
 
 def _read_text(path: Path) -> str:
@@ -184,7 +181,8 @@ def _entry(source: _Source, path: str, table: object) -> Peak:
     for name in sorted(set(table) - set(_FIELDS)):
         first = "upgrade memplan if a newer one wrote the lock; else "
         raise source.entry_error(path, name, "is not a field that memplan knows", first)
-    values: dict[str, Any] = {"path": path, **table}
+    line = source.lines.headers.get(path, 0)
+    values: dict[str, Any] = {"path": path, "line": line, **table}
     for name, problem_of in _FIELDS.items():
         if name in table:
             if problem := problem_of(table[name]):

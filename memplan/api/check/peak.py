@@ -60,7 +60,8 @@ class Peak:
     it was counted (None: the file said nothing of it, or an older memplan wrote the entry).
     ``as_loaded`` is there where figures rest on what that runtime makes of the file when it loads
     it; False: it could not be asked. ``structure`` to ``inputs`` name the cause of a growth
-    (:mod:`memplan.api.check.traits`; None: an older memplan wrote the entry).
+    (:mod:`memplan.api.check.traits`; None: an older memplan wrote the entry). ``line`` is that of
+    the entry in the lock (from 1; 0: it stands in none).
 
     The rest is known of a model that is at hand alone. The peak is at ``step`` (from 0) of
     ``steps``; ``floor_bytes`` is the structural floor with workspace. ``state_unsaid``: the lock
@@ -87,6 +88,7 @@ class Peak:
     operators: Mapping[str, int] | None = None
     types: Mapping[str, int] | None = None
     inputs: Mapping[str, str] | None = None
+    line: int = field(default=0, compare=False)
     step: int = 0
     steps: int = 0
     phase: str = ""

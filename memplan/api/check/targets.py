@@ -50,7 +50,7 @@ def lock_of(request: CheckRequest, base: BaseModels | None = None, *, update: bo
             f"lock {request.lock} does not exist, here or at the base",
             f"name the models: memplan check --base {base.commit.ref} MODEL...",
         )
-    return Lock(request.lock, {}, {})
+    return Lock(request.lock, {})
 
 
 def targets(
@@ -77,7 +77,7 @@ def targets(
     for path, file in sorted(files.items()):
         locked, recorded = lock.entries.get(path), lock.entries.get(path) or there.get(path)
         binding = _asked(request, recorded.binding if recorded else None)
-        target = Target(path, file, lock.path, locked, lock.lines.get(path, 0), binding)
+        target = Target(path, file, lock.path, locked, binding)
         if locked is not None and not update:
             _refuse_other_binding(request, target, locked.binding)
             target = replace(target, binding=locked.binding)

@@ -30,6 +30,11 @@ _MOST_FAMILIES = 6
 _UNCOMPARED = frozenset({Kind.MISSING, Kind.ORPHAN, Kind.NEW, Kind.REMOVED})
 
 
+def check_text(result: CheckResult) -> str:
+    """The report of a comparison as it goes to a file."""
+    return "\n".join(check_lines(result)) + "\n"
+
+
 def check_lines(result: CheckResult, *, brief: bool = False, details: bool = False) -> list[str]:
     """The report of a comparison: ``brief`` only what fails, ``details`` classes of everything."""
     lines: list[str] = []

@@ -1,23 +1,26 @@
-"""The formats of ``check`` by name."""
+"""The formats of ``check`` by name, each in a module that is imported when it is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from memplan.api.check.checking import CheckResult
-from memplan.api.check.json_report import check_json
-from memplan.report.check.annotations import github_annotations
-from memplan.report.check.benchmark import benchmark
-from memplan.report.check.code_quality import code_quality
-from memplan.report.check.junit import junit
-from memplan.report.check.markdown import markdown
+if TYPE_CHECKING:
+    from memplan.api.check.checking import CheckResult
 
-FORMATS: Mapping[str, Callable[[CheckResult], str]] = {
-    "json": check_json,
-    "markdown": markdown,
-    "github": github_annotations,
-    "gitlab": code_quality,
-    "junit": junit,
-    "benchmark": benchmark,
+FORMATS = {
+    "text": "memplan.api.check.text:check_text",
+    "json": "memplan.api.check.json_report:check_json",
+    "markdown": "memplan.report.check.markdown:markdown",
+    "github": "memplan.report.check.annotations:github_annotations",
+    "gitlab": "memplan.report.check.code_quality:code_quality",
+    "junit": "memplan.report.check.junit:junit",
+    "benchmark": "memplan.report.check.benchmark:benchmark",
 }
-"""All but ``text``, which the command paints."""
+"""The function that writes each of them."""
+
+
+def rendered(result: CheckResult, form: str) -> str:
+    """A result in one of the formats."""
+    module, _, function = FORMATS[form].partition(":")
+    return str(getattr(import_module(module), function)(result))

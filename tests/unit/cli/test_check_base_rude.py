@@ -185,6 +185,20 @@ def test_a_broken_model_at_the_base_lets_nothing_pass(memplan: Memplan, project:
     assert found["verdict"]["failed"] is True
 
 
+def test_what_git_lost_is_no_new_model(memplan: Memplan, project: Path) -> None:
+    """As in a partial clone that cannot fetch: the name is there, the content is not."""
+    oid = git(project, "rev-parse", f"main:{STEP}")
+    (project / ".git/objects" / oid[:2] / oid[2:]).unlink()
+    done = memplan("check", "--base", "main", STEP)
+    assert done.returncode == 5
+    assert f"git cannot read a file of the base: the content of {STEP} is missing" in done.stderr
+    # What a lock says of it still counts, and the report says what is missing.
+    memplan("check", "--update", STEP)
+    done = memplan("check", "--base", "main")
+    assert done.returncode == 0
+    assert f"not compared with the base: {STEP}: git cannot read" in done.stdout
+
+
 def test_a_size_that_only_the_base_needs(memplan: Memplan, project: Path) -> None:
     onnx.save(step(batch="N"), project / STEP)
     commit(project)

@@ -15,6 +15,7 @@ from memplan.api.check.finding import Kind
 from memplan.api.check.lock import write_lock
 from memplan.api.check.measure import family_of
 from memplan.api.check.peak import Peak, TopTensors
+from memplan.errors import RuntimeUnavailableError
 
 
 @pytest.mark.parametrize(
@@ -128,6 +129,20 @@ def test_a_bug_met_in_one_model_hides_nothing(
     before = Path("memplan.lock").read_bytes()
     assert gate.run_update(request).updated is False
     assert Path("memplan.lock").read_bytes() == before
+
+
+def test_what_the_environment_lacks_is_no_bug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(*_: object) -> None:
+        raise RuntimeUnavailableError("it does not start", "install it")
+
+    monkeypatch.chdir(tmp_path)
+    Path("a.onnx").touch()
+    monkeypatch.setattr(gate, "measure", measure)
+    write_lock(Path("memplan.lock"), [an_entry(path="a.onnx")])
+    (error,) = gate.run_check(gate.CheckRequest(Path("memplan.lock"))).errors.values()
+    assert (error.exit_code, error.message) == (5, "a.onnx: it does not start")
 
 
 def tensors(name: str, count: int, size: int, tensor_class: str = "stash") -> TopTensors:

@@ -70,7 +70,7 @@ class TestRoundTrip:
         # Every entry's line is the one that opens its table.
         lines = lock.text.split("\n")
         for entry in written:
-            opened = tomllib.loads(lines[lock.lines[entry.path] - 1])
+            opened = tomllib.loads(lines[lock.entries[entry.path].line - 1])
             assert opened == {"models": {entry.path: {}}}
 
     def test_tables_are_sorted_and_dims_too(self) -> None:
@@ -124,12 +124,12 @@ tolerance = 7
         file.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
         lock = read_lock(file)
         assert lock.entries["models/mlp.onnx"] == an_entry()
-        assert lock.lines["models/mlp.onnx"] == 5
+        assert lock.entries["models/mlp.onnx"].line == 5
 
     def test_only_line_feeds_count_as_lines(self, tmp_path: Path) -> None:
         file = tmp_path / "memplan.lock"
         file.write_text("# edited \u2028 by \x85 hand\n" + lock_text([an_entry()]))
-        assert read_lock(file).lines["models/mlp.onnx"] == 6
+        assert read_lock(file).entries["models/mlp.onnx"].line == 6
 
 
 GOOD = lock_text([an_entry(path="a.onnx"), an_entry(path="b.onnx", tolerance="1%")])
@@ -221,6 +221,12 @@ BROKEN: list[tuple[str, Callable[[str], str], int, str]] = [
     ),
     ("unknown session", in_b('"tuned"', '"fast"'), line_in_b("session"), "is 'fast', not one of"),
     ("unknown provider", in_b('"cpu"', '"tpu"'), line_in_b("provider"), "is 'tpu', not one of"),
+    (
+        "unknown state",
+        in_b('provider = "cpu"', 'provider = "cpu"\nstate = "aside"'),
+        line_in_b("provider") + 1,
+        "is 'aside', not one of in-place, apart",
+    ),
     ("dim of 0", in_b("N = 32", "N = 0"), line_in_b("dims"), "has 'N'"),
     ("dims no table", in_b("{ N = 32 }", "[32]"), line_in_b("dims"), "not a table"),
     ("class no number", in_b("stash = 8", "stash = 0.8"), line_in_b("classes"), "has 'stash'"),

@@ -22,7 +22,7 @@ from memplan.errors import ModelError
 from memplan.report.check.annotations import MOST, github_annotations
 from memplan.report.check.benchmark import benchmark
 from memplan.report.check.code_quality import code_quality
-from memplan.report.check.formats import FORMATS
+from memplan.report.check.formats import FORMATS, rendered
 from memplan.report.check.junit import junit
 from memplan.report.check.markdown import MARKER, MOST_CHARACTERS, markdown
 
@@ -50,7 +50,7 @@ def one_of_each() -> CheckResult:
         entry("smaller.onnx", -MIB),
         entry("same.onnx", 0),
         held(other, today(an_entry(path="other.onnx"), peak_bytes=1)),
-        Finding("gone.onnx", gone, Kind.MISSING, locked=an_entry(), line=20),
+        Finding("gone.onnx", gone, Kind.MISSING, locked=an_entry(line=20)),
         held(None, today(an_entry(path="unknown.onnx"))),
         Finding("bad.onnx", bad, Kind.UNREADABLE, error=problem),
     )
@@ -245,8 +245,7 @@ class TestMarkdown:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_same_values_give_the_same_text(form: str) -> None:
-    render = FORMATS[form]
-    assert render(one_of_each()) == render(one_of_each())
+    assert rendered(one_of_each(), form) == rendered(one_of_each(), form)
 
 
 def test_a_lock_that_is_too_loose_is_a_finding_with_strict() -> None:
@@ -268,7 +267,7 @@ def test_what_a_model_calls_its_tensors_is_text(name: str) -> None:
     top = (*locked.top, TopTensors(name, "stash", 2, 60 * MIB))
     now = today(locked, peak_bytes=200 * MIB, fingerprint="0" * 32, top=top, peak_node=name)
     found = result(held(locked, now))
-    texts = {form: render(found) for form, render in FORMATS.items()}
+    texts = {form: rendered(found, form) for form in FORMATS}
     assert all(c.isprintable() or c == "\n" for text in texts.values() for c in text)
     assert texts["github"].count("\n") == 2
     ElementTree.fromstring(texts["junit"])

@@ -153,6 +153,14 @@ def test_without_an_optimizer_gradients_are_what_is_told() -> None:
     assert found.roles == made.contract.roles
 
 
+def test_data_that_is_differentiated_by_beside_weights_stays_data() -> None:
+    model = parse("g (float[2,3] x) => (float loss) { y = MatMul(x, w)  loss = ReduceMax(y) }")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((3, 1), np.float32), "w"))
+    roles = grad(model, GradOptions("loss", wrt=("w", "x"))).contract.roles
+    assert (roles["w"], roles["x"]) == (Role.PARAMETER, Role.BATCH)
+    assert grad(model, GradOptions("loss", wrt=("x",))).contract.roles["x"] is Role.PARAMETER
+
+
 def batch() -> dict[str, Array]:
     rng = np.random.default_rng(0)
     return {name: rng.integers(0, 9, (4, 6)) for name in ("tokens", "labels")}

@@ -154,7 +154,9 @@ def test_without_an_optimizer_gradients_are_what_is_told() -> None:
 
 
 def test_data_that_is_differentiated_by_beside_weights_stays_data() -> None:
-    model = parse("g (float[2,3] x) => (float loss) { y = MatMul(x, w)  loss = ReduceMax(y) }")
+    model = parse(
+        "g (float[2,3] x) => (float loss) { y = MatMul(x, w)  loss = ReduceMax<keepdims = 0>(y) }"
+    )
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((3, 1), np.float32), "w"))
     roles = grad(model, GradOptions("loss", wrt=("w", "x"))).contract.roles
     assert (roles["w"], roles["x"]) == (Role.PARAMETER, Role.BATCH)

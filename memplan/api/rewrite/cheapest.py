@@ -33,7 +33,7 @@ from memplan.planning.plain.finish_fences import PlainModel
 from memplan.planning.plain.plain_plan import plan_plain
 from memplan.planning.plan import Plan
 from memplan.planning.plan_file import ChunkDecision
-from memplan.planning.planner import Prepared, make_plan, plan_request, prepare
+from memplan.planning.planner import PlanRequest, Prepared, make_plan, plan_request, prepare
 from memplan.simulate.opened import OpenModel
 
 _FIRST_LOOK = 1.0  # seconds
@@ -103,7 +103,7 @@ class _Entry:
     steps: tuple[PassStep, ...]
     least_cost: float
     chunk_cost: float
-    prepared: Prepared | None = None
+    asked: PlanRequest | Prepared | None = None
     best: Planned | None = None
     closed: bool = False
 
@@ -178,20 +178,19 @@ class _Contest:
 
     def _look(self, entry: _Entry, seconds: float) -> None:
         """Plan one entry within so many seconds, and keep the best of all."""
-        goal, kind, deadline = self.goal, entry.candidate.kind, self._left(seconds)
+        goal, kind = self.goal, entry.candidate.kind
         if self._needless(entry.least_cost):
             entry.closed = True
             self.tried.setdefault(kind, f"at least {100 * entry.least_cost:.2f}% more time")
             return
+        entry.closed = True  # unless its search uses up its time
         try:
-            found = _plan(entry, goal, deadline)
+            entry.asked = entry.asked or _prepared(entry, goal)
+            found = _plan(entry, goal, self._left(seconds))
         except (InfeasibleError, UsageError) as error:
             self.failure = error
             self.tried.setdefault(kind, "no plan")
             return
-        finally:
-            # A search that has not used its time has done what there was to do.
-            entry.closed = not deadline.passed
         entry.best = _better(found, entry.best, goal)
         self.best = _better(found, self.best, goal)
         self.tried[kind] = f"{100 * entry.best.extra_cost:.2f}% more time"
@@ -243,25 +242,35 @@ def _decisions(steps: Sequence[PassStep]) -> tuple[ChunkDecision, ...]:
     return () if place is None else steps[place].chunks
 
 
+def _prepared(entry: _Entry, goal: Goal) -> PlanRequest | Prepared:
+    """What the planner is asked, and for tuned sessions encoded: once for all looks.
+
+    Raises:
+        UsageError: a name is not there.
+    """
+    model = entry.model
+    request = plan_request(model, goal.session, goal.costs, goal.budget_bytes, goal.selectors)
+    forms = kinds_for(model.prepared, goal.forms)
+    request = replace(request, lowest=goal.lowest, forms=forms)
+    return request if goal.session.name == "default" else prepare(request)
+
+
 def _plan(entry: _Entry, goal: Goal, deadline: Deadline) -> Planned:
     """A plan for the model that the steps of an entry lead to.
 
     Raises:
         InfeasibleError: none keeps the budget.
-        UsageError: the strategy cannot work on this graph, or a name is not there.
+        UsageError: the strategy cannot work on this graph.
     """
-    model, plain = entry.model, None
-    request = plan_request(model, goal.session, goal.costs, goal.budget_bytes, goal.selectors)
-    forms = kinds_for(model.prepared, goal.forms)
-    request = replace(request, lowest=goal.lowest, forms=forms)
-    begun = now()
+    model, asked, plain, begun = entry.model, entry.asked, None, now()
     try:
-        if goal.session.name == "default":
-            plan, plain = plan_plain(model, request, goal.strategy, deadline, goal.progress)
+        if isinstance(asked, Prepared):
+            plan = make_plan(asked, goal.strategy, deadline.left, goal.progress)
         else:
-            entry.prepared = entry.prepared or prepare(request)
-            plan = make_plan(entry.prepared, goal.strategy, deadline.left, goal.progress)
+            assert asked is not None
+            plan, plain = plan_plain(model, asked, goal.strategy, deadline, goal.progress)
     finally:
         goal.searched.append(now() - begun)
+        entry.closed = not deadline.passed
     plan = with_loops(plan, entry.candidate.loops, goal.costs, model.graph)
     return Planned(entry.candidate, entry.steps, plan, plain, entry.chunk_cost)

@@ -50,6 +50,7 @@ def taken(
         looked.append(name)
         last = looked.count(name) >= len(every[name])
         time[0] += deadline.seconds / (2 if last else 1)
+        entry.closed = last
         if found is None:
             raise InfeasibleError("no plan")
         return Planned(entry.candidate, (), plan_of(found))
@@ -65,6 +66,7 @@ def taken(
         patch.setattr(cheapest, "steps_of", lambda *_: ())
         patch.setattr(cheapest, "orders_of", lambda *_: ((),))
         patch.setattr(cheapest, "chunk_cost", lambda *_: 0.0)
+        patch.setattr(cheapest, "_prepared", lambda *_: object())
         patch.setattr(cheapest, "_plan", look)
         contest = cheapest._Contest(goal)
         found = contest.winner([candidate(name, least(name)) for name in every])

@@ -115,6 +115,17 @@ def test_what_must_cost_more_than_the_best_is_not_looked_at() -> None:
     assert (cost(found), looked) == (0.25, ["a", "b"])
 
 
+def test_what_costs_more_may_be_lower() -> None:
+    least = {"a": 0.0, "b": 0.4}
+    found, _, _ = taken({"a": [0.1], "b": [0.5]}, 10.0, least.__getitem__, lowest=True)
+    assert cost(found) == 0.5
+
+
+def test_every_look_is_twice_as_long_as_the_one_before() -> None:
+    """2 x (1 + 2 + 4 + 8) seconds."""
+    assert taken({"a": [0.5] * 30, "b": [0.4] * 30}, 30.0)[1] == ["a", "b"] * 4
+
+
 def test_until_there_is_a_plan_the_next_candidate_is_looked_at_however_late() -> None:
     found, looked, _ = taken({"a": [None, None], "b": [0.5, 0.4]}, 0.1)
     assert (cost(found), looked[:2]) == (0.5, ["a", "b"])

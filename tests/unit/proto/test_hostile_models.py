@@ -13,7 +13,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 from memplan.api.analysis import analyze
 from memplan.errors import ModelError
-from memplan.planning import verify
 from memplan.proto.metadata import get_metadata
 from memplan.proto.model_checks import find_fault
 
@@ -153,11 +152,12 @@ def test_an_operator_that_only_the_runtime_knows_is_no_fault() -> None:
     assert "Nonsense" in (find_fault(model) or "")
 
 
-def test_a_fault_that_the_input_has_is_not_ours() -> None:
-    model = onnx.parser.parse_model(STEP)
-    model.graph.node[0].attribute.append(helper.make_attribute("nonsense", 1))
+def test_an_attribute_that_no_definition_has(tmp_path: Path) -> None:
+    def edit(model: onnx.ModelProto) -> None:
+        model.graph.node[0].attribute.append(helper.make_attribute("nonsense", 1))
+
     with pytest.raises(ModelError, match="checker refuses the model: Unrecognized attribute"):
-        verify._check_valid(model, model)
+        analyze(written(tmp_path, edit))
 
 
 @pytest.mark.parametrize("in_body", [False, True])

@@ -106,7 +106,7 @@ def test_a_checkpoint_holds_the_scale(tmp_path: Path) -> None:
     assert bits(second.state_dict()) == bits(whole.state_dict())
 
 
-def test_run_reports_the_scale(tmp_path: Path) -> None:
+def test_run_reports_the_scale(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     graph = scaled()
     path, data = tmp_path / "step.onnx", large(graph.model, 4)
     onnx.save(graph.model, path)
@@ -122,6 +122,7 @@ def test_run_reports_the_scale(tmp_path: Path) -> None:
     assert found["loss_scale"] == result.reports[-1].loss_scale
     lines = [str(part) for part in tell_run(result).parts]
     assert any("skipped, as a gradient was not finite: 1" in text for text in lines)
+    assert not recwarn.list  # of a scale that overflows on purpose, on stderr
 
 
 def test_several_batches_share_one_scale() -> None:

@@ -71,7 +71,7 @@ class Row:
 
 def moves_of(path: Path) -> tuple[tuple[Move, ...], float]:
     """Every pass on the graph in ``path``, and the seconds that they took."""
-    from memplan.passes.manager import NAMES, PassManager, make_passes
+    from memplan.passes.manager import NAMES, make_passes, run_passes
     from memplan.simulate.opened import open_model
     from memplan.simulate.session import session_kind
     from memplan.simulate.timeline import simulate
@@ -79,7 +79,7 @@ def moves_of(path: Path) -> tuple[tuple[Move, ...], float]:
     model = open_model(path, DIMS.get(path.stem, {}))
     first = simulate(model.graph, session_kind("tuned"))
     begin = time.perf_counter()
-    steps = PassManager(make_passes(NAMES, rounds=ROUNDS)).run(model, first)
+    steps = run_passes(make_passes(NAMES, rounds=ROUNDS), model, first)
     seconds = time.perf_counter() - begin
     rows = [("original", model, first, "")]
     rows += [(step.name, step.model, step.timeline, step.note) for step in steps]

@@ -8,6 +8,7 @@ from itertools import islice
 import numpy as np
 
 from memplan.ir.graph_facts import Facts
+from memplan.passes.graph_pass import peak_did_not_rise
 from memplan.passes.surgery import ModelEdit
 from memplan.proto.edit import Nodes
 from memplan.proto.nodes import is_constant
@@ -15,8 +16,6 @@ from memplan.shapes.fold import small_constants
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline, simulate
 
-Accepts = Callable[[Timeline, Timeline], bool]
-"""Whether a timeline is good enough, given the one before."""
 Change = Callable[[ModelEdit], None]
 """What may be done to a graph or left, whatever becomes of the others of a list."""
 
@@ -25,13 +24,6 @@ def facts_of(model: OpenModel) -> Facts:
     """What is known of a model's graph."""
     values = small_constants(model.prepared.bound.graph)
     return Facts(model.graph, values, model.prepared.exact)
-
-
-def changed(
-    model: OpenModel, changes: Iterable[Change], removable: Nodes = is_constant
-) -> OpenModel:
-    """The model after ``changes``."""
-    return _changed(model, changes, removable)[0]
 
 
 def _changed(
@@ -50,12 +42,11 @@ def with_most(
     model: OpenModel,
     timeline: Timeline,
     changes: Sequence[Change],
-    accepts: Accepts,
     removable: Nodes = is_constant,
 ) -> tuple[OpenModel, Timeline, int] | None:
-    """The model after as many changes as are accepted, simulated, and how many; None if none is.
+    """The model after as many changes as let no peak rise, simulated, and how many; None if none.
 
-    Where the whole is not accepted, it is tried without the changes that made something which is in
+    Where the whole makes it rise, it is tried without the changes that made something which is in
     memory where the peak is now exceeded, or else by halves: one bad change does not spoil the
     others.
 
@@ -63,7 +54,6 @@ def with_most(
         model: the model, of which ``timeline`` is the simulation.
         timeline: before any change.
         changes: what may be done; any part of it.
-        accepts: whether a timeline is good enough, given the one before.
         removable: nodes that go where the changes leave them without a reader.
     """
     accepted: list[Change] = []
@@ -74,7 +64,7 @@ def with_most(
         after, maker = _changed(model, (*accepted, *part), removable)
         found = simulate(after.graph, timeline.session)
         before = best[1] if best is not None else timeline
-        if accepts(found, before):
+        if peak_did_not_rise(found, before):
             accepted += part
             best = (after, found)
         elif len(part) > 1:

@@ -18,7 +18,7 @@ from memplan.ir.graph_facts import Facts
 from memplan.ir.reach import needed_nodes
 from memplan.ops.book import VIEWS, operator
 from memplan.passes.change import facts_of, with_most
-from memplan.passes.graph_pass import Applied, peak_did_not_rise
+from memplan.passes.graph_pass import Applied
 from memplan.passes.no_ops import permutation, same_value
 from memplan.passes.surgery import ModelEdit
 from memplan.proto.edit import Nodes
@@ -82,7 +82,7 @@ class Elide:
         start = len(model.graph.nodes)
         for _ in range(self.rounds):
             changes = [edit.make for edit in find_edits(model)]
-            lower = with_most(model, timeline, changes, peak_did_not_rise, _served(model.graph))
+            lower = with_most(model, timeline, changes, _served(model.graph))
             if lower is None:
                 break
             model, timeline, _ = lower

@@ -96,36 +96,40 @@ def before_orders(passes: Sequence[Pass], more: Pass) -> tuple[Pass, ...]:
     return (*passes[:place], more, *passes[place:])
 
 
-@dataclass(frozen=True, slots=True)
-class PassManager:
-    """Passes, one after the other. ``done``: steps of the first of them, on the same model."""
+def run_passes(
+    passes: Sequence[Pass],
+    model: OpenModel,
+    timeline: Timeline,
+    deadline: Deadline | None = None,
+    done: Sequence[PassStep] = (),
+) -> tuple[PassStep, ...]:
+    """Run the passes on ``model``, one after the other: a step for each.
 
-    passes: Sequence[Pass]
-    done: tuple[PassStep, ...] = ()
+    A pass that would raise a peak is left out, unless outputs went by it, which was asked for; so
+    is one that only saves memory, once the ``deadline`` has passed.
 
-    def run(
-        self, model: OpenModel, timeline: Timeline, deadline: Deadline | None = None
-    ) -> tuple[PassStep, ...]:
-        """Run the passes on ``model``, whose simulation is ``timeline``: a step for each.
+    Args:
+        passes: the passes.
+        model: the model.
+        timeline: its simulation.
+        deadline: see above.
+        done: steps of the first passes, on the same model.
 
-        A pass that would raise a peak is left out, unless outputs went by it, which was asked for;
-        so is one that only saves memory, once the ``deadline`` has passed.
-
-        Raises:
-            UsageError: an option of a pass names what is not there.
-        """
-        steps = list(self.done)
-        if steps:
-            model, timeline = steps[-1].model, steps[-1].timeline
-        for each in self.passes[len(steps) :]:
-            if each.name in _SPARED and deadline is not None and deadline.passed:
-                note = "left out: no time left"
-                steps.append(PassStep(each.name, model, timeline, changed=False, note=note))
-                continue
-            step = _run(each, model, timeline)
-            steps.append(step)
-            model, timeline = step.model, step.timeline
-        return tuple(steps)
+    Raises:
+        UsageError: an option of a pass names what is not there.
+    """
+    steps = list(done)
+    if steps:
+        model, timeline = steps[-1].model, steps[-1].timeline
+    for each in passes[len(steps) :]:
+        if each.name in _SPARED and deadline is not None and deadline.passed:
+            note = "left out: no time left"
+            steps.append(PassStep(each.name, model, timeline, changed=False, note=note))
+            continue
+        step = _run(each, model, timeline)
+        steps.append(step)
+        model, timeline = step.model, step.timeline
+    return tuple(steps)
 
 
 def _run(each: Pass, model: OpenModel, timeline: Timeline) -> PassStep:

@@ -20,7 +20,7 @@ from onnx import helper
 from memplan.ir.graph import Graph, Node, TensorKind
 from memplan.ir.graph_facts import Facts
 from memplan.passes.change import Change, facts_of, with_most
-from memplan.passes.graph_pass import Applied, peak_did_not_rise
+from memplan.passes.graph_pass import Applied
 from memplan.passes.surgery import ModelEdit
 from memplan.proto.edit import copied
 from memplan.shapes.tensor_type import TensorType
@@ -39,7 +39,7 @@ class Masks:
 
     def apply(self, model: OpenModel, timeline: Timeline) -> Applied:
         """The model with masks joined, as far as no peak rises by it."""
-        found = with_most(model, timeline, joined_masks(model), peak_did_not_rise)
+        found = with_most(model, timeline, joined_masks(model))
         if found is None:
             return Applied(model)
         model, _, count = found

@@ -18,7 +18,7 @@ from onnx import helper
 
 from memplan.ir.graph import Graph
 from memplan.passes.change import Change, with_most
-from memplan.passes.graph_pass import Applied, peak_did_not_rise
+from memplan.passes.graph_pass import Applied
 from memplan.passes.surgery import ModelEdit
 from memplan.shapes.tensor_type import TensorType
 from memplan.simulate.opened import OpenModel
@@ -37,7 +37,7 @@ class Release:
 
     def apply(self, model: OpenModel, timeline: Timeline) -> Applied:
         """The model without what is held for nobody, as far as no peak rises by it."""
-        found = with_most(model, timeline, list(_sizes(model.graph)), peak_did_not_rise)
+        found = with_most(model, timeline, list(_sizes(model.graph)))
         if found is None:
             return Applied(model)
         model, _, count = found

@@ -22,7 +22,7 @@ from helpers.models import DIMS, ROOT, SAMPLES, SHARED
 from memplan.api.state_modes import bindings, settled
 from memplan.errors import RuntimeUnavailableError
 from memplan.ops.kernels import COPY_OPS
-from memplan.passes.manager import PassManager
+from memplan.passes.manager import run_passes
 from memplan.passes.order import Order
 from memplan.passes.release import Release
 from memplan.planning.plain.as_loaded import as_loaded
@@ -215,7 +215,7 @@ def test_what_is_freed_stays_on_the_device(cuda_stub: Path, tmp_path: Path) -> N
     kind = session_kind("tuned", "cuda")
     model = open_model(path)
     first = simulate(model.graph, kind)
-    steps = PassManager([Release(), Order(rounds=2)]).run(model, first)
+    steps = run_passes([Release(), Order(rounds=2)], model, first)
     assert all(step.changed for step in steps)
     onnx.save(steps[-1].model.prepared.proto, path)
     ran = run(path)

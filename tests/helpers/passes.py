@@ -6,7 +6,7 @@ import onnx
 
 from helpers.graphs import TUNED, open_text
 from memplan.passes.manager import (
-    PassManager,
+    run_passes,
 )
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import simulate
@@ -15,7 +15,7 @@ from memplan.simulate.timeline import simulate
 def applied(text: str | onnx.ModelProto, *passes: object) -> OpenModel:
     """The model in ``text`` behind ``passes``."""
     model = open_text(text)
-    return PassManager(passes).run(model, simulate(model.graph, TUNED))[-1].model  # type: ignore[arg-type]
+    return run_passes(passes, model, simulate(model.graph, TUNED))[-1].model  # type: ignore[arg-type]
 
 
 def nodes(model: OpenModel) -> str:

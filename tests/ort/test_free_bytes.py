@@ -14,7 +14,7 @@ from helpers.effort import tries
 from helpers.free_graphs import feeds, models
 from helpers.plans import outputs_of
 from memplan.equivalence.prove import Side, prove, reference_side
-from memplan.passes.manager import PassManager
+from memplan.passes.manager import run_passes
 from memplan.passes.masks import Masks
 from memplan.passes.order import Order
 from memplan.passes.release import Release
@@ -44,7 +44,7 @@ def test_random_graphs_keep_their_bits_and_no_peak_rises(model: onnx.ModelProto,
     before = opened(prepare(onnx.shape_inference.infer_shapes(model), Path("free.onnx"), {}))
     first = simulate(before.graph, TUNED)
     passes = [Release(), Masks(), Order(rounds=2)]
-    steps = PassManager(passes).run(before, first)
+    steps = run_passes(passes, before, first)
     peaks = [first.peak_with_workspace_bytes]
     peaks += [step.timeline.peak_with_workspace_bytes for step in steps]
     assert peaks == sorted(peaks, reverse=True)

@@ -17,7 +17,7 @@ from memplan.api.validate.same_interface import without_inputs
 from memplan.ir.reach import trained_outputs
 from memplan.passes.elide import Elide
 from memplan.passes.graph_pass import Pass
-from memplan.passes.manager import PassManager
+from memplan.passes.manager import run_passes
 from memplan.passes.masks import Masks
 from memplan.passes.order import Order
 from memplan.passes.prune import Prune
@@ -51,7 +51,7 @@ def test_real_training_graphs(path: Path) -> None:
     before = simulate(model.graph, TUNED)
     # The sample models are large; narrowed, they show all passes at once.
     for wrt in [half(model)] if path.parent == SAMPLES else [(), half(model)]:
-        steps = PassManager(all_passes(wrt)).run(model, before)
+        steps = run_passes(all_passes(wrt), model, before)
         gone = tuple(name for step in steps for name in step.removed_inputs)
         after = steps[-1]
         fewer = without_inputs(source.inputs, source.feeds, gone)
@@ -74,7 +74,7 @@ def test_real_training_graphs(path: Path) -> None:
 def test_random_graphs(model: onnx.ModelProto) -> None:
     before = opened(prepare_model(model, Path("random.onnx"), {}))
     timeline = simulate(before.graph, TUNED)
-    after = PassManager(all_passes()).run(before, timeline)[-1]
+    after = run_passes(all_passes(), before, timeline)[-1]
     feeds = synthesize(before.graph)
     reference, _ = outputs_of(model, feeds)
     outputs, result = outputs_of(after.model.prepared.proto, feeds)

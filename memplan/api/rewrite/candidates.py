@@ -30,7 +30,7 @@ from memplan.passes.chunk.asked import NAME as CHUNK
 from memplan.passes.chunk.choose_chunks import ChunkRegions
 from memplan.passes.chunk.chunk_layers import ChunkLayers
 from memplan.passes.graph_pass import Pass
-from memplan.passes.manager import PassManager, PassStep, before_orders, without_order
+from memplan.passes.manager import PassStep, before_orders, run_passes, without_order
 from memplan.planning.plain.as_loaded import as_loaded, changes_at_load
 from memplan.planning.plain.plain_plan import in_file_order
 from memplan.processes.scratch import scratch_folder
@@ -220,7 +220,7 @@ def steps_of(
     passes = goal.passes if chunk is None or not tuned else before_orders(goal.passes, chunk)
     pairs = zip(known[len(candidate.loops) :], passes, strict=False)
     done = tuple(step for step, _ in takewhile(lambda pair: pair[0].name == pair[1].name, pairs))
-    ran = PassManager(passes, done).run(candidate.model, candidate.timeline, goal.passing)
+    ran = run_passes(passes, candidate.model, candidate.timeline, goal.passing, done)
     if chunk is not None and not tuned:
         ran = (*ran, pinned_chunks(chunk, ran[-1] if ran else candidate, goal.session))
     return (*candidate.loops, *ran)

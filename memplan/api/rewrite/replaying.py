@@ -22,7 +22,7 @@ from memplan.errors import EXIT_BUG, InfeasibleError, MemplanError, PlanError, U
 from memplan.passes.chunk.asked import NAME as CHUNK
 from memplan.passes.chunk.chunk_replay import ChunkReplay
 from memplan.passes.graph_pass import Pass
-from memplan.passes.manager import NAMES, PassManager, PassStep, make_passes
+from memplan.passes.manager import NAMES, PassStep, make_passes, run_passes
 from memplan.passes.order import Order, OrderAgain
 from memplan.passes.prune import Prune
 from memplan.planning.forms.extend_graph import kinds_for
@@ -197,7 +197,7 @@ def _steps(candidate: Candidate, goal: Goal, plan: PlanFile) -> tuple[PassStep, 
             if isinstance(again, ChunkReplay) and goal.session.name != "tuned":
                 step = pinned_chunks(again, steps[-1] if steps else candidate, goal.session)
             else:
-                (step,) = PassManager((again,)).run(model, timeline)
+                (step,) = run_passes((again,), model, timeline)
         steps.append(step)
         model, timeline = step.model, step.timeline
     return tuple(steps)

@@ -18,7 +18,7 @@ from helpers.golden import UPDATE, as_text
 from helpers.graphs import TUNED, open_text
 from memplan.passes.elide import Elide
 from memplan.passes.graph_pass import Pass
-from memplan.passes.manager import PassManager, PassStep
+from memplan.passes.manager import PassStep, run_passes
 from memplan.passes.order import Order
 from memplan.passes.prune import Prune
 from memplan.passes.release import Release
@@ -55,7 +55,7 @@ def passed(name: str) -> tuple[OpenModel, PassStep]:
     golden = CASES[name]
     text = (FOLDER / f"{golden.source}.onnxtxt").read_text()
     model = open_text(onnx.parser.parse_model(text))
-    return model, PassManager([golden.applied]).run(model, simulate(model.graph, TUNED))[0]
+    return model, run_passes([golden.applied], model, simulate(model.graph, TUNED))[0]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -11,7 +11,6 @@ from onnx import helper
 from helpers.graphs import TUNED, open_text
 from memplan.passes import change
 from memplan.passes.change import Change, with_most
-from memplan.passes.graph_pass import peak_did_not_rise
 from memplan.passes.surgery import ModelEdit
 from memplan.shapes.tensor_type import TensorType
 from memplan.simulate.timeline import simulate
@@ -63,7 +62,7 @@ def test_a_bad_change_does_not_spoil_the_others(
         return simulate(*given)
 
     monkeypatch.setattr(change, "simulate", counted)
-    found = with_most(model, timeline, changes, peak_did_not_rise)
+    found = with_most(model, timeline, changes)
     assert len(calls) == tries
     made = 0 if found is None else found[2]
     assert made == 32 - len(large)

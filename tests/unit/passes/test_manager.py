@@ -10,11 +10,11 @@ from memplan.passes.elide import Elide
 from memplan.passes.graph_pass import Applied
 from memplan.passes.manager import (
     NAMES,
-    PassManager,
     make_passes,
     passes_for,
     recorded,
     removed,
+    run_passes,
     without_order,
 )
 from memplan.passes.masks import Masks
@@ -54,7 +54,7 @@ def test_a_pass_that_raises_the_peak_is_undone() -> None:
     text = TWO_WIDE.replace("[q] b", "[w] b").replace("[r] c", "[v] c")
     model = open_text(text)
     better = in_order(model, [0, 2, 1, 3, 4])
-    steps = PassManager([Worse()]).run(better, simulate(better.graph, TUNED))  # type: ignore[list-item]
+    steps = run_passes([Worse()], better, simulate(better.graph, TUNED))  # type: ignore[list-item]
     assert steps[0].model is better
     assert not steps[0].changed
     assert steps[0].note == "left out: it would raise the peak"
@@ -69,7 +69,7 @@ def test_steps_record_what_is_gone() -> None:
         Masks(),
         Order(rounds=2),
     ]
-    steps = PassManager(passes).run(model, simulate(model.graph, TUNED))
+    steps = run_passes(passes, model, simulate(model.graph, TUNED))
     assert removed(steps) == {
         "removed_outputs": ["dec_w_new", "dec_w_m_new"],
         "removed_inputs": ["dec_w_m"],
@@ -86,8 +86,8 @@ def test_passes_that_ran_on_the_model_need_not_run_again() -> None:
     model = open_text(STEP)
     passes = [Elide(), Prune(("enc*",)), Release(), Masks()]
     before = simulate(model.graph, TUNED)
-    steps = PassManager(passes).run(model, before)
-    again = PassManager(passes, steps[:3]).run(model, before)
+    steps = run_passes(passes, model, before)
+    again = run_passes(passes, model, before, done=steps[:3])
     assert all(one is other for one, other in zip(again[:3], steps, strict=False))
     assert recorded(again) == recorded(steps)
     assert again[3].timeline.peak_bytes == steps[3].timeline.peak_bytes

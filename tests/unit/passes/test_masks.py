@@ -9,10 +9,10 @@ from helpers.graphs import TUNED, open_text
 from helpers.plans import outputs_of
 from helpers.proofs import proof
 from memplan.equivalence.prove import Side, prove, reference_side
-from memplan.passes.change import changed
-from memplan.passes.manager import PassManager
+from memplan.passes.manager import run_passes
 from memplan.passes.masks import Masks, joined_masks
 from memplan.passes.order import Order
+from memplan.passes.surgery import ModelEdit
 from memplan.simulate.timeline import simulate
 
 HEAD = """g (float[64, 64] x, float[64, 64] g) => (float[64, 64] z{outputs})
@@ -41,7 +41,7 @@ def pair(outputs: str = "") -> str:
 def test_relu6_keeps_one_mask() -> None:
     model = open_text(pair())
     before = simulate(model.graph, TUNED)
-    joined, step = PassManager([Masks(), Order(rounds=4)]).run(model, before)
+    joined, step = run_passes([Masks(), Order(rounds=4)], model, before)
     assert joined.note == "1 mask joined with another"
     assert before.peak_bytes - step.timeline.peak_bytes == 64 * 64 * 3
     after = step.model.prepared.proto
@@ -100,7 +100,10 @@ def test_the_bits_are_the_same_at_all_special_values() -> None:
     { [f] f = Where(b, zero, one) [m] m = Mul(u, f) [e] e = Where(a, zero, one)
       [z] z = Mul(m, e) }"""
     model = open_text(text)
-    joined = changed(model, joined_masks(model)).prepared.proto
+    edit = ModelEdit(model)
+    for change in joined_masks(model):
+        change(edit)
+    joined = edit.opened().prepared.proto
     assert any(node.op_type == "Or" for node in joined.graph.node)
     info = np.finfo(np.float32)
     values = [np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, info.max, info.min, 1e-45, -1e-45, 0.3]

@@ -10,7 +10,7 @@ from memplan.errors import UsageError
 from memplan.ir.phases import find_phases
 from memplan.ir.reach import needed_nodes, trained_outputs
 from memplan.passes.graph_pass import Applied
-from memplan.passes.manager import PassManager
+from memplan.passes.manager import run_passes
 from memplan.passes.prune import Prune
 from memplan.simulate.timeline import simulate
 
@@ -53,7 +53,7 @@ def test_only_the_wanted_gradients_stay(
     wrt: tuple[str, ...], outputs: str, inputs: str, left: str
 ) -> None:
     model = open_text(STEP)
-    found = PassManager([Prune(wrt)]).run(model, simulate(model.graph, TUNED))[0]
+    found = run_passes([Prune(wrt)], model, simulate(model.graph, TUNED))[0]
     assert " ".join(found.removed_outputs) == outputs
     assert " ".join(found.removed_inputs) == inputs
     if not left:

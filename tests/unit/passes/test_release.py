@@ -5,7 +5,7 @@ from __future__ import annotations
 from helpers.graphs import TUNED, node, open_text
 from helpers.passes import applied, nodes
 from memplan.ir.graph import Phase
-from memplan.passes.manager import PassManager
+from memplan.passes.manager import run_passes
 from memplan.passes.release import Release
 from memplan.simulate.timeline import simulate
 
@@ -16,12 +16,12 @@ SPLIT = """g (float[2, 48] z) => (float[2, 24] w) { [halves] left, right = Split
 def test_an_unread_result_gets_a_reader_right_behind_its_maker() -> None:
     model = open_text(SPLIT)
     before = simulate(model.graph, TUNED)
-    step = PassManager([Release()]).run(model, before)[0]
+    step = run_passes([Release()], model, before)[0]
     assert nodes(step.model) == "halves left/release act mid last"
     assert step.note == "1 node with results that nothing reads"
     assert step.timeline.dynamic_peak_bytes < before.dynamic_peak_bytes
     assert step.model.phases.of[1] is step.model.phases.of[0] is Phase.FORWARD
-    again = PassManager([Release()]).run(step.model, step.timeline)[0]
+    again = run_passes([Release()], step.model, step.timeline)[0]
     assert again.model is step.model
     assert not again.changed
 

@@ -8,7 +8,7 @@ from helpers.passes import TWO_WIDE, dotted
 from memplan.api.analysis import analyze
 from memplan.ir.phases import find_phases
 from memplan.passes.manager import (
-    PassManager,
+    run_passes,
 )
 from memplan.passes.prune import Prune
 from memplan.simulate.narrowing import narrowings
@@ -61,7 +61,7 @@ def test_what_is_freed_is_what_prune_frees() -> None:
         rest = [*found][1 + [*found].index(module) :]
         model = open_model(MODEL)
         globs = tuple(p for m in rest for p in found[m].parameters)
-        step = PassManager([Prune(globs)]).run(model, analysis.timeline)[0]
+        step = run_passes([Prune(globs)], model, analysis.timeline)[0]
         saved = analysis.timeline.peak_bytes - step.timeline.peak_bytes
         assert saved == found[module].freed_with_earlier_bytes
     assert analysis.as_json()["narrowing"][0]["stashes"] == [{"name": "linear", "nbytes": 16 << 20}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import onnx
@@ -13,6 +14,7 @@ from memplan.api.rewrite.cheapest import Planned
 from memplan.api.rewrite.goal import Goal, RewriteOptions, Source
 from memplan.api.rewrite.rewriting import Rewrite, rewrite
 from memplan.deadline import Deadline
+from memplan.equivalence.prove import Equivalence
 from memplan.errors import EXIT_BUG, InfeasibleError
 from memplan.planning.plan import Rejected
 from memplan.planning.planner import Prepared, make_plan
@@ -99,6 +101,21 @@ def test_a_plan_that_is_rejected_is_made_once_more_with_less(
     assert "Neg" not in made
     assert result.timeline.peak_with_workspace_bytes <= result.budget_bytes
     assert seconds == [10.0, 3.0]
+
+
+@pytest.mark.rejects
+def test_what_the_proof_does_not_follow_is_told_in_the_users_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prove, words = finish.prove, ["node 'h' (Tanh) computes nothing that the original computes"]
+
+    def lost(*sides: Any) -> Equivalence:
+        return replace(prove(*sides), reason=words.pop() if words else None)
+
+    monkeypatch.setattr(finish, "prove", lost)
+    (note,) = (text for text in copied().assumptions if "planned again without passes" in text)
+    assert "rejected: the new graph is not proved to compute the same. This is a bug" in note
+    assert "computes nothing" not in note
 
 
 @pytest.mark.rejects

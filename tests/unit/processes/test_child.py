@@ -115,7 +115,8 @@ def test_a_child_that_takes_too_long_is_killed(tmp_path: Path) -> None:
 def test_a_child_is_killed_when_its_parent_is_interrupted(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         call("functions:sleep", os.getpid())
-    assert not runs(child_of(tmp_path))
+    pid = child_of(tmp_path)
+    assert eventually(lambda: not runs(pid))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

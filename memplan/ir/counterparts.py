@@ -2,9 +2,10 @@
 
 1. Copies that a rewrite made (``memplan.role``) stand for what they are copies of.
 2. Nodes whose whole past and whole future are equal, names apart, are the same node.
-3. Of the rest: nodes of one operator with equal neighbours within two edges, of one name if they
-   can; then of one name; then of one operator and number of dimensions, as a graph has that is
-   built for another batch or precision. Of several candidates, those that stand in the same order.
+3. Of the rest: nodes that alone in their graph have such neighbours within two edges, as those at
+   both ends of a stack of layers; then nodes of one operator whose outputs have one name and as
+   many dimensions, as in a graph that is built for another batch or precision; then those that only
+   names tell apart, in the order of the files.
 4. Inputs and initializers by who reads them, by name, by type and shape.
 5. Tensors of one name, type and shape, which another operator may make since a fusion.
 
@@ -15,7 +16,7 @@ equal structure.
 from __future__ import annotations
 
 import re
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -152,10 +153,7 @@ class _Search:
         """Keys of the nodes of both graphs, from the most exact to the least."""
         numbers = _Numbers()
         yield tuple(_whole(side, numbers) for side in self.sides)
-        near = tuple(_near(side, numbers) for side in self.sides)
-        if self.by_name:
-            yield tuple(_named(side, keys) for side, keys in zip(self.sides, near, strict=True))
-        yield near
+        yield tuple(_once(_near(side, numbers)) for side in self.sides)
         plain = tuple(_plain(side) for side in self.sides)
         if self.by_name:
             yield tuple(_named(side, keys) for side, keys in zip(self.sides, plain, strict=True))
@@ -163,13 +161,14 @@ class _Search:
 
     def _pair_equal(self, old: _Keys, new: _Keys) -> None:
         """Nodes with equal keys, in the order of the files."""
-        waiting: defaultdict[Hashable, deque[Node]] = defaultdict(deque)
-        for node in self.sides[1].nodes:
-            if node.id in self.sides[1].left:
-                waiting[new[node.id]].append(node)
-        for node in self.sides[0].nodes:
-            if node.id in self.sides[0].left and (found := waiting[old[node.id]]):
-                self._take(node, found.popleft())
+        before, after = self.sides
+        waiting: defaultdict[Hashable, deque[int]] = defaultdict(deque)
+        for node, key in new.items():
+            if node in after.left:
+                waiting[key].append(node)
+        for node, key in old.items():
+            if node in before.left and (found := waiting[key]):
+                self._take(before.graph.nodes[node], after.graph.nodes[found.popleft()])
 
     def _take(self, old: Node, new: Node) -> None:
         self.nodes[old.id] = new.id
@@ -247,6 +246,12 @@ def _near(side: _Side, numbers: _Numbers) -> _Keys:
             around[node.id] = numbers.of((found[node.id], past, _readers(side, node, found)))
         found = around
     return found
+
+
+def _once(keys: _Keys) -> _Keys:
+    """Those keys that only one node has."""
+    times = Counter(keys.values())
+    return {node: key for node, key in keys.items() if times[key] == 1}
 
 
 def _readers(side: _Side, node: Node, of: Mapping[int, int]) -> Hashable:

@@ -185,7 +185,7 @@ def candidates(variant: Variant, goal: Goal) -> Iterator[Candidate]:
         yield from every
     if asked is not None:
         for each in every[:1] if asked.optional else every:
-            for kind, count in asked.tries(lowest=goal.lowest):
+            for kind, count in asked.tries:
                 yield replace(each, chunk=_CHUNKS[kind](count, goal.budget_bytes))
 
 

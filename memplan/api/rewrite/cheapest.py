@@ -38,6 +38,7 @@ from memplan.simulate.opened import OpenModel
 
 _FIRST_LOOK = 1.0  # seconds
 _LEAST_SEARCH = 0.3  # of the time limit, while there is no plan
+_MADE = 0.5  # of the time left, in which chunks are to be made
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,7 @@ class _Contest:
             return []
         choice = chunk is not None and goal.chunk is not None and goal.chunk.optional
         if choice and chunk is not None and self.best is not None:
-            candidate = replace(candidate, chunk=replace(chunk, deadline=self._left()))
+            candidate = replace(candidate, chunk=replace(chunk, deadline=self._left().share(_MADE)))
         known = next((e.steps for e in ran if e.candidate.model is candidate.model), ())
         steps = steps_of(candidate, goal, known)
         if choice:

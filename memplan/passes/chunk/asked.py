@@ -32,13 +32,12 @@ class Asked:
     optional: bool = False
     count: int = 0
 
-    def tries(self, *, lowest: bool = False) -> tuple[tuple[str, int], ...]:
+    @property
+    def tries(self) -> tuple[tuple[str, int], ...]:
         """Each kind, with how many chunks of it are to be tried (0: as many as are good); what is
-        made in the least time comes first. Where the ``lowest`` peak is asked for, what lowers the
-        floor most does."""
+        made in the least time comes first."""
         few = [(LAYERS, count) for count in FEW] if self.optional else []
-        every = (*few, *((kind, self.count) for kind in self.kinds))
-        return tuple(sorted(every, key=lambda each: each[0] != REGIONS)) if lowest else every
+        return (*few, *((kind, self.count) for kind in self.kinds))
 
 
 def parse_chunks(text: str) -> Asked | None:

@@ -180,7 +180,8 @@ class _Contest:
     def _look(self, entry: _Entry, seconds: float) -> None:
         """Plan one entry within so many seconds, and keep the best of all."""
         goal, kind = self.goal, entry.candidate.kind
-        if self._needless(entry.least_cost):
+        other = self.best is not None and self.best.candidate is not entry.candidate
+        if other and self._needless(entry.least_cost):  # else it may be as cheap, and lower
             entry.closed = True
             self.tried.setdefault(kind, f"at least {100 * entry.least_cost:.2f}% more time")
             return

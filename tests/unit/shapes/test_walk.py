@@ -1,0 +1,102 @@
+"""One walk over the nodes: what inference and the file say together, and who knows how much."""
+
+from __future__ import annotations
+
+import pytest
+from onnx import TensorProto, helper
+
+from helpers.graphs import parse
+from memplan.errors import ModelError
+from memplan.shapes.complete import value_types
+from memplan.shapes.one_node import infer_types
+from memplan.shapes.tensor_type import Shape, TensorType, read_type, write_type
+from memplan.shapes.visible import visible_shapes
+from memplan.shapes.walk import agreed
+
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+
+
+@pytest.mark.parametrize(
+    ("mine", "told", "both"),
+    [
+        ((2, ""), ("", 3), (2, 3)),
+        ((2, 3), ("N", 3), (2, 3)),
+        (("M", 3), ("N", 3), ("N", 3)),
+        (("", 3), ("", 3), ("", 3)),
+        ((2, ""), ("N", 0), (2, 0)),
+        (None, (2, 3), (2, 3)),
+        ((2, 3), None, (2, 3)),
+        ((2, 3), (2, 4), (2, 4)),
+        ((2, 3), (2, 3, 1), (2, 3, 1)),
+    ],
+)
+def test_each_dimension_is_told_by_whom_knows_it(
+    mine: Shape | None, told: Shape | None, both: Shape
+) -> None:
+    found = agreed(
+        *(write_type(TensorType(FLOAT, shape)).SerializeToString() for shape in (mine, told))
+    )
+    assert read_type(type(write_type(TensorType(FLOAT, ()))).FromString(found)).shape == both
+
+
+def test_what_the_file_says_of_another_element_type_is_believed() -> None:
+    mine, told = (write_type(TensorType(kind, (2,))) for kind in (FLOAT, INT64))
+    both = agreed(mine.SerializeToString(), told.SerializeToString())
+    assert both == told.SerializeToString()
+    assert agreed(b"", both) == agreed(both, b"") == both
+
+
+def test_names_that_inference_makes_up_are_those_of_no_other_node() -> None:
+    node = helper.make_node("NonZero", ["x"], ["y"])
+    (found,) = infer_types(node, {"x": TensorType(FLOAT, ("N", 4))}, {}, 20)
+    assert found.shape == (2, "")
+    node = helper.make_node("Relu", ["x"], ["y"])
+    (found,) = infer_types(node, {"x": TensorType(FLOAT, ("N", 4))}, {}, 20)
+    assert found.shape == ("N", 4)
+
+
+def test_sizes_of_a_tensor_that_is_known_in_part_are_followed() -> None:
+    model = parse("""g (float[4,8] x) => (float[k] y) <int64[1] first = {0}, float one = {1}>
+      { n = NonZero(x)  s = Shape(n)  r = Gather(s, first)  y = Expand(one, r) }""")
+    types, _ = value_types(model)
+    assert types["n"].shape is None
+    assert types["y"].shape == (2,)
+
+
+DEFAULT = """g (float[2,4] x, int64[2] sizes) => (float y) <int64[2] sizes = {4, 2}>
+  { s = Identity(sizes)  h = Reshape(x, s)  n = Neg(h)  y = ReduceSum<keepdims = 0>(n) }"""
+
+
+def test_a_statement_is_held_against_what_follows_from_the_inputs_alone() -> None:
+    computed, stated = parse(DEFAULT), helper.make_tensor_value_info("h", FLOAT, [8])
+    assert value_types(computed)[0]["h"].shape == (4, 2)
+    computed.graph.value_info.append(stated)
+    assert value_types(computed)[0]["n"].shape == (8,)  # a run may give other sizes
+    fixed = parse(DEFAULT.replace("h = Reshape(x, s)", "h = Reshape(x, sizes)"))
+    fixed.graph.value_info.append(stated)
+    with pytest.raises(ModelError, match=r"states float\[8\] for tensor 'h'.* float\[4, 2\]"):
+        value_types(fixed)
+
+
+def test_the_runtime_follows_a_shape_through_a_cast_and_no_further() -> None:
+    model = parse("""g (float[4,8] x) => (float p, float q) <int64[2] both = {0, 1}>
+      { s = Shape(x)  c = Cast<to = 7>(s)  y = Reshape(x, c)  p = ReduceSum<keepdims = 0>(y)
+        t = Gather(s, both)  z = Reshape(x, t)  q = ReduceSum<keepdims = 0>(z) }""")
+    types, _ = value_types(model)
+    assert types["y"].shape == types["z"].shape == (4, 8)
+    seen = visible_shapes(model, types)
+    assert seen["y"] == (4, 8)
+    assert "z" not in seen
+
+
+def test_an_operator_that_onnx_does_not_know_shows_its_outputs_once_its_inputs_are_seen() -> None:
+    model = parse("""<ir_version: 10, opset_import: ["" : 18, "acme" : 1]>
+      g (float[4,8] x) => (float p, float q) <int64[2] both = {0, 1}>
+      { s = Shape(x)  t = Gather(s, both)  r = Reshape(x, t)  z = acme.Odd(r)
+        y = acme.Odd(x)  n = Neg(y)
+        p = ReduceSum<keepdims = 0>(n)  q = ReduceSum<keepdims = 0>(z) }""")
+    types = {**value_types(model)[0]}
+    types |= {name: TensorType(FLOAT, (4, 8)) for name in ("y", "z", "n")}
+    seen = visible_shapes(model, types)
+    assert seen["n"] == seen["y"] == (4, 8)
+    assert "z" not in seen

@@ -51,7 +51,7 @@ def assert_peak(
     file, bound = seen_from_here(as_path(model)), dict(dims or {})
     cap = None if max_peak is None else _in_bytes(max_peak)
     if lock is not None:
-        binding = CheckRequest(
+        request = CheckRequest(
             lock=seen_from_here(as_path(lock)),
             models=(file,),
             dims=bound,
@@ -59,7 +59,7 @@ def assert_peak(
             provider=provider,
             max_peak_bytes=cap,
         )
-        return _held_to_lock(binding)
+        return _held_to_lock(request)
     if cap is None:
         raise UsageError(f"{file} has no limit", 'add max_peak="4GB" or lock="memplan.lock"')
     now = _measured(file, Binding(bound, session or "tuned", provider or "cpu"))

@@ -1,4 +1,4 @@
-"""A model that ends the process of onnx's C++ code costs ``check`` its own line only."""
+"""A model that onnx's C++ code has no answer to costs ``check`` its own line only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def run(
 
 
 def deadly() -> onnx.ModelProto:
-    """onnx 1.23 reads the type of an input that is not there."""
+    """Shape inference of onnx 1.23 reads the type of an input that is not there, and ends its
+    process (``tests/unit/proto/test_native.py``), where the checker does not refuse it before."""
     node = helper.make_node(
         "LabelEncoder", [""], ["y"], domain="ai.onnx.ml", keys_strings=["a"], values_int64s=[1]
     )
@@ -41,6 +42,6 @@ def test_a_model_that_kills_onnx_costs_its_own_line_only(run: Memplan, tmp_path:
     assert done.returncode == 3
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert error.startswith("error: b.onnx: ")
-    assert "died of SIGSEGV" in error
+    assert "the ONNX checker refuses" in error or "died of SIGSEGV" in error
     *_, last = done.stdout.splitlines()
     assert last == "1 of 3 models could not be read"

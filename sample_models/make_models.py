@@ -13,15 +13,8 @@ from pathlib import Path
 import memplan
 
 HERE = Path(__file__).parent
-ROADS = {
-    "mlp_adamw": "grad",
-    "cnn_bn": "grad",
-    "unet": "joint",
-    "gpt_dropout": "grad",
-    "gpt_dynamic": "grad",
-    "lstm": "joint",
-}
-"""The road (``--via``) of each sample; README.md says why."""
+NAMES = ("mlp_adamw", "cnn_bn", "gpt_dropout", "gpt_dynamic")
+"""The samples that capture makes; README.md says where the others are from."""
 VERSIONS = {"torch": "2.13.0", "onnxscript": "0.7.2", "onnx-ir": "1.1.0", "onnx": "1.23.2"}
 """What the committed files were made with. Other versions may name or order nodes differently."""
 
@@ -34,7 +27,6 @@ def make(name: str, folder: Path = HERE, check: bool = True) -> memplan.Capture:
     return memplan.capture(
         f"{HERE / 'nets.py'}:{name}",
         folder / f"{name}.onnx",
-        via=ROADS[name],
         weights="none",
         force=True,
         check=check,
@@ -44,14 +36,14 @@ def make(name: str, folder: Path = HERE, check: bool = True) -> memplan.Capture:
 def main() -> None:
     """Read the command line, and make what it names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ROADS)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}")
     parser.add_argument("--out", type=Path, default=HERE, help="folder for the .onnx files")
     options = parser.parse_args()
-    unknown = set(options.names) - set(ROADS)
+    unknown = set(options.names) - set(NAMES)
     if unknown:
         parser.error(f"unknown model: {', '.join(sorted(unknown))}")
     options.out.mkdir(parents=True, exist_ok=True)
-    for name in options.names or ROADS:
+    for name in options.names or NAMES:
         made = make(name, options.out)
         print(
             f"{name}: {len(made.model.graph.node)} nodes, {made.model.ByteSize():,} B", flush=True

@@ -1,18 +1,18 @@
 """What ``memplan capture`` says of its own step, and whether that is so.
 
     python -m benchmarks.capture.check pieces --json benchmarks/results/capture_check.json
-    python -m benchmarks.capture.check networks --road grad --limit 40 --json ...
+    python -m benchmarks.capture.check networks --limit 40 --json ...
     python -m benchmarks.capture.check pieces --against benchmarks/results/capture_check.json
 
 ``pieces``: the training code of ``benchmarks/nets/code.py``. ``networks``: those of
 torchvision, timm and transformers in ``benchmarks/nets/libraries.py``, as far as they are
-installed. Each by ``grad``, ``joint`` and ``auto``, or the roads that are named: what the check of
-``capture`` found, or with which words the step was refused; beside it, and independent of it, loss,
-gradients and what the model holds after two updates against PyTorch in float64, whose own error in
-float32 is given, too; *rounding* is what is off by more, and by as much in PyTorch when its weights
-are a millionth off. A step that the check refuses is captured without it for that, which tells a
-false alarm. Steps that draw are held against PyTorch by the check alone, which feeds the draws.
-Rows of earlier runs stay unless they are made anew; what was not reached is listed as not run.
+installed. Of each, what the check of ``capture`` found, or with which words the step was refused;
+beside it, and independent of it, loss, gradients and what the model holds after two updates against
+PyTorch in float64, whose own error in float32 is given, too; *rounding* is what is off by more, and
+by as much in PyTorch when its weights are a millionth off.
+A step that the check refuses is captured without it for that, which tells a false alarm. Steps that
+draw are held against PyTorch by the check alone, which feeds the draws. Rows of earlier runs stay
+unless they are made anew; what was not reached is listed as not run.
 With ``--against`` another record, as of another version of PyTorch, what differs from it is said,
 and the exit code is 1 if anything does.
 """
@@ -38,7 +38,6 @@ import memplan
 from benchmarks.record import write_record
 from memplan.ir.roles import Role
 
-ROADS = ("grad", "joint", "auto")
 FIGURES = (
     "loss_error",
     "gradient_error",
@@ -230,12 +229,10 @@ def limited(seconds: float | None) -> Iterator[None]:
 
 
 def rows(part: str, options: argparse.Namespace, known: Collection[object]) -> Iterator[Row]:
-    """Every step by every road; ``known`` are those that ``--missing`` leaves as they are."""
-    for road in options.road or ROADS:
-        for name, make in sorted(PARTS[part]().items(), key=_slow):
-            if (options.only and name not in options.only) or (part, name, road) in known:
-                continue
-            yield {"part": part, "name": name, "road": road, **row_of(make, road, options.limit)}
+    """Every step; ``known`` are those that ``--missing`` leaves as they are."""
+    for name, make in sorted(PARTS[part]().items(), key=_slow):
+        if not (options.only and name not in options.only) and (part, name) not in known:
+            yield {"part": part, "name": name, **row_of(make, options.limit)}
 
 
 def _slow(item: tuple[str, Make]) -> bool:
@@ -248,8 +245,8 @@ def _made(make: Make) -> memplan.TorchStep:
     return make()
 
 
-def row_of(make: Make, road: str, limit: float | None) -> Row:
-    """One step by one road: what the check says, and what is so."""
+def row_of(make: Make, limit: float | None) -> Row:
+    """One step: what the check says, and what is so."""
     try:
         step = _made(make)
     except (ImportError, RuntimeError) as error:  # RuntimeError: built for another torch
@@ -257,7 +254,7 @@ def row_of(make: Make, road: str, limit: float | None) -> Row:
     begin = time.perf_counter()
     try:
         with limited(limit):
-            capture, row = checked(step, road)
+            capture, row = checked(step)
     except TooLongError:
         taken = time.perf_counter() - begin
         return {"verdict": "not run", "words": f"stopped after {taken:.0f} s"}
@@ -265,17 +262,17 @@ def row_of(make: Make, road: str, limit: float | None) -> Row:
         return row
     try:
         with limited(COMPARISON_LIMIT if limit is not None else None):
-            return row | {"independent": independent(make, road, capture)}
+            return row | {"independent": independent(make, capture)}
     except TooLongError:
         return row | {"independent": {"verdict": "not run"}}
 
 
-def checked(step: memplan.TorchStep, road: str) -> tuple[memplan.Capture | None, Row]:
+def checked(step: memplan.TorchStep) -> tuple[memplan.Capture | None, Row]:
     """A capture with its check: right, refused or different, with the words."""
     begin = time.perf_counter()
     capture = None
     try:
-        capture = memplan.capture(step, via=road, weights="embed")
+        capture = memplan.capture(step, weights="embed")
     except memplan.CaptureDiffersError as error:
         check = error.check
         row: Row = {"verdict": "differs", "words": error.message, "hint": error.hint}
@@ -292,19 +289,18 @@ def checked(step: memplan.TorchStep, road: str) -> tuple[memplan.Capture | None,
             raise AssertionError("it was asked for")
         check = capture.check
         verdict = {"equal": "right"}.get(check.verdict, str(check.verdict))
-        row = {"verdict": verdict, "words": check.reason, "via": capture.via}
+        row = {"verdict": verdict, "words": check.reason}
     row["capture_seconds"] = round(time.perf_counter() - begin, 2)
     row["check_seconds"] = round(check.seconds, 2)
     row |= {key: _plain(getattr(check, key)) for key in FIGURES}
     return capture, row
 
 
-def independent(make: Make, road: str, capture: memplan.Capture | None) -> Row:
+def independent(make: Make, capture: memplan.Capture | None) -> Row:
     """Two updates against PyTorch in float64; ``capture``: None if the check refused it."""
     if capture is None:
         try:
-            other = "grad" if road == "auto" else road
-            capture = memplan.capture(_made(make), via=other, weights="embed", check=False)
+            capture = memplan.capture(_made(make), weights="embed", check=False)
         except memplan.MemplanError as error:
             return {"verdict": "refused", "words": error.message}
     if any(node.op_type in RANDOM for node in capture.model.graph.node):
@@ -361,11 +357,8 @@ def unreached(found: Mapping[tuple[object, ...], Row]) -> Iterator[Row]:
     """Rows of what no run has come to."""
     for part, steps in PARTS.items():
         for name in steps():
-            for road in ROADS:
-                if part == "networks" and road == "auto":
-                    continue  # what grad gives
-                if (part, name, road) not in found:
-                    yield {"part": part, "name": name, "road": road, "verdict": "not run"}
+            if (part, name) not in found:
+                yield {"part": part, "name": name, "verdict": "not run"}
 
 
 def kept(path: Path | None) -> dict[tuple[object, ...], Row]:
@@ -373,16 +366,15 @@ def kept(path: Path | None) -> dict[tuple[object, ...], Row]:
     if path is None or not path.exists():
         return {}
     rows = json.loads(path.read_text())["results"]
-    return {(row["part"], row["name"], row["road"]): row for row in rows}
+    return {(row["part"], row["name"]): row for row in rows}
 
 
 def changes(found: Mapping[tuple[object, ...], Row], record: Path) -> list[str]:
-    """What was run and has another verdict than in ``record``, by the check or beside it, or
-    another road."""
+    """What was run and has another verdict than in ``record``, by the check or beside it."""
 
     def outcome(row: Row) -> str:
         beside = row.get("independent", {}).get("verdict", "")
-        return ", ".join(filter(None, (row["verdict"], beside, row.get("via"))))
+        return ", ".join(filter(None, (row["verdict"], beside)))
 
     before = kept(record)
     pairs = [
@@ -401,7 +393,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.capture.check")
     parser.add_argument("parts", nargs="+", choices=sorted(PARTS))
     parser.add_argument("--only", action="append", default=[], help="a name, repeatable")
-    parser.add_argument("--road", action="append", choices=ROADS, help="a road, repeatable")
     parser.add_argument("--limit", type=float, help="seconds for one capture")
     parser.add_argument("--missing", action="store_true", help="leave earlier rows as they are")
     parser.add_argument("--json", type=Path, help="the record")
@@ -412,7 +403,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for part in options.parts:
         for row in rows(part, options, set(found) if options.missing else ()):
             print(json.dumps(row), flush=True)
-            found[row["part"], row["name"], row["road"]] = row
+            found[row["part"], row["name"]] = row
             if options.json is not None:
                 command = "python -m benchmarks.capture.check pieces networks"
                 write_record(options.json, command, [*found.values(), *unreached(found)])

@@ -48,7 +48,7 @@ def make(name: str, size: str, folder: Path, batch: int | None = None) -> Path:
     example = chosen.of(batch or EXAMPLE_BATCH)
     step = memplan.TorchStep(chosen.make(), None, example, dynamic=None if batch else "N")
     path = folder / (f"{name}_bs{batch}.onnx" if batch else f"{name}_dynbatch.onnx")
-    memplan.capture(step, path, via="grad", weights="none", force=True)
+    memplan.capture(step, path, weights="none", force=True)
     return path
 
 

@@ -22,20 +22,11 @@ from memplan_cli.standard_files import STDERR, STDOUT
 @memplan_command(
     "capture",
     "memplan capture train.py:make_step -o step.onnx",
-    "memplan capture train.py:make_step -o step.onnx --dynamic batch --via grad",
+    "memplan capture train.py:make_step -o step.onnx --dynamic batch",
 )
 @click.argument("target", metavar="FILE.py:FUNCTION")
 @click.option(
     "-o", "--output", required=True, type=PATH, help="Write the training graph to this file."
-)
-@click.option(
-    "--via",
-    type=click.Choice(["auto", "grad", "joint"]),
-    default="auto",
-    show_default=True,
-    help="How to differentiate: grad (PyTorch's forward graph, memplan's gradients), joint "
-    "(autograd's own backward graph), or auto (grad; joint where grad cannot or fails the "
-    "check).",
 )
 @click.option(
     "--dynamic",

@@ -26,6 +26,7 @@ GONE = {
     ("capture", "--clip-value"): "return memplan.TorchStep(..., clip_value=X) from FUNCTION",
     ("capture", "--ema"): "return memplan.TorchStep(..., ema=DECAY) from FUNCTION",
     ("capture", "--loss-scale"): "return memplan.TorchStep(..., scaler=SCALE) from FUNCTION",
+    ("capture", "--via"): "leave it out: there is one way to capture",
     ("grad", "--checkpoints"): "memplan rewrite STEP --strategy memory (speed, collection, list)",
     ("grad", "--scan-recompute"): "memplan rewrite STEP --scan-recompute all",
     ("grad", "--weights embed"): "--weights copy",

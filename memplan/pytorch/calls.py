@@ -10,7 +10,7 @@ or it writes over a tensor, or its result is written over.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
@@ -55,17 +55,15 @@ def one_call(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return called
 
 
-def calls_of(traced: Any, written: Any, in_place: Any = None) -> dict[str, str]:
+def calls_of(traced: Any, written: Any) -> dict[str, str]:
     """The calls of a traced program by the names of tensors in ``written``, which is what its
-    operators were decomposed into. Where that program has no operators in place any more,
-    ``in_place`` is the one before, which has."""
-    closed = _closed(in_place.graph) if in_place is not None else frozenset()
-    own, views = _named(traced.graph, closed)
+    operators were decomposed into."""
+    own, views = _named(traced.graph)
     found: dict[str, str] = {}
     results: dict[str, str] = {}
     for node in written.graph.nodes:
         several = isinstance(node.meta.get("val"), tuple | list)  # and their parts follow
-        if node.op != "call_function" or several or is_backward(node):
+        if node.op != "call_function" or several:
             continue
         sources = node.meta.get("from_node") or ()
         origin = sources[-1].name if sources else node.name
@@ -76,25 +74,14 @@ def calls_of(traced: Any, written: Any, in_place: Any = None) -> dict[str, str]:
     return found | {name: own[origin] for origin, name in results.items()}
 
 
-def is_backward(node: Node) -> bool:
-    """Whether a node of a joint graph belongs to its backward part."""
-    return node.meta.get("partitioner_tag") == "is_backward"
-
-
-def _named(graph: Any, closed: Set[str]) -> tuple[dict[str, str], dict[str, str]]:
+def _named(graph: Any) -> tuple[dict[str, str], dict[str, str]]:
     """The calls that may be kept, by the names of the nodes that give their results, and by those
-    of views of these; but for the places ``closed``."""
+    of views of these."""
     calls, views = _calls(graph)
-    open_calls = {n: c for n, c in calls.items() if not c.closed and c.place not in closed}
     return (
-        {node.name: call.name for node, call in open_calls.items() if node is call.last},
-        {n.name: c.name for n, c in views.items() if not c.closed and c.place not in closed},
+        {n.name: c.name for n, c in calls.items() if not c.closed and n is c.last},
+        {n.name: c.name for n, c in views.items() if not c.closed},
     )
-
-
-def _closed(graph: Any) -> frozenset[str]:
-    """The places of calls that cannot be kept."""
-    return frozenset(call.place for call in _calls(graph)[0].values() if call.closed)
 
 
 def _calls(graph: Any) -> tuple[dict[Node, _Call], dict[Node, _Call]]:
@@ -104,7 +91,7 @@ def _calls(graph: Any) -> tuple[dict[Node, _Call], dict[Node, _Call]]:
     groups: dict[Any, _Call] = {}
     count = Counter[str]()
     for node in graph.nodes:
-        if node.op != "call_function" or is_backward(node):
+        if node.op != "call_function":
             continue
         source = _source(node)
         if source is not None:
@@ -116,9 +103,7 @@ def _calls(graph: Any) -> tuple[dict[Node, _Call], dict[Node, _Call]]:
             modules, kind = _modules(node), name or _kind(node.target)
             kind = kind.rstrip("_") if _switched_off(node) else kind
             place = f"{modules} {family_of(kind)}"
-            groups[mark] = _Call(
-                f"{modules} {kind} {count[place]}", f"{place} {count[place]}", node
-            )
+            groups[mark] = _Call(f"{modules} {kind} {count[place]}", node)
             count[place] += 1
         call = calls[node] = groups[mark]
         call.last = node
@@ -132,11 +117,9 @@ def _calls(graph: Any) -> tuple[dict[Node, _Call], dict[Node, _Call]]:
 
 @dataclass(slots=True)
 class _Call:
-    """A call while the graph is read: its name, the same with its family in the place of its
-    operator, its last node, and whether it cannot be kept."""
+    """A call while the graph is read: its name, its last node, and whether it cannot be kept."""
 
     name: str
-    place: str
     last: Node
     closed: bool = False
 

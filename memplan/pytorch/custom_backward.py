@@ -1,15 +1,21 @@
-"""Backwards of the user's own: what changes gradients and stands in no forward graph.
+"""Backwards of the user's own, recorded where the forward part is exported.
 
 An ``autograd.Function`` has a backward that need not be the derivative of its forward, and a hook
-may return another gradient than it was given. PyTorch's forward graph holds neither.
+may return another gradient than it was given. PyTorch's forward graph holds neither. So while a
+step is traced both are run at once, on what stands for the gradient
+(:func:`~memplan.pytorch.surrogate_exports.gradient_of`), and what they compute is in the graph: a
+:func:`~memplan.pytorch.surrogate_exports.with_gradient` hands it on. What cannot be recorded so is
+refused with its name and line.
 """
 
 from __future__ import annotations
 
 import inspect
+import operator
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -18,10 +24,15 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.export.graph_signature import ExportGraphSignature, OutputSpec, TensorArgument
+from torch.fx import GraphModule, Node
+from torch.fx.node import has_side_effect
 from torch.nn.modules import module as modules
 
-from memplan.errors import ModelError
+from memplan.errors import MemplanError, ModelError
 from memplan.pytorch.places import called_from, defined_at, is_users
+from memplan.pytorch.surrogate_exports import GRADIENT, WITH, gradient_of, with_gradient
+from memplan.pytorch.torch_errors import refusal
 
 _MACHINERY = (
     "torch._functorch.",
@@ -33,8 +44,15 @@ _MACHINERY = (
     "torch.utils.checkpoint",
 )
 """Whose ``autograd.Function`` is a part of a trace, a hook that is found by itself, or a mark."""
-_BY_JOINT = "take autograd's own backward, which runs it: --via joint (or auto)"
-_LEAF = "post-accumulate-grad hook"
+_COMPILED = "AutogradFunctionApply."
+"""Within what the ``autograd.Function`` stands for one in a body that torch has compiled."""
+_UNWRITTEN = (torch.ops.aten.detach.default, torch.ops.aten.sym_size.int, GRADIENT)
+"""Reads through which no gradient comes."""
+_HOOKED = "memplan_hooked"
+"""The key of what stands behind a hook in its metadata."""
+_SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
+_RECORDER: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
+has_side_effect(WITH)  # what a hook is recorded as is read by nobody while the step is traced
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,57 +68,289 @@ class CustomBackward:
         return f"{self.kind} '{self.name}'{where}"
 
 
-def require_plain(found: tuple[CustomBackward, ...]) -> None:
-    """Check that a forward graph tells all about the gradients of a step.
+class Recorder:
+    """Runs backwards while a step is traced.
 
-    Raises:
-        ModelError: something changes them.
+    ``hooks`` are those that were recorded, by number; ``refused`` what changes gradients and cannot
+    be recorded, in the order in which it was met.
     """
-    if found:
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Take note of the hooks that the model brings."""
+        self.hooks: dict[int, CustomBackward] = {}
+        self.adding = False
+        self.refused = dict.fromkeys(_unrecordable(model))
+        self.brought: dict[str, tuple[CustomBackward, list[Any]]] = {}
+        for name, parameter in model.named_parameters():
+            hooks = list((parameter._backward_hooks or {}).values())
+            if hooks and parameter.requires_grad:
+                what = CustomBackward("parameter hook", _on(hooks[0], name), defined_at(hooks[0]))
+                self.brought[name] = what, hooks
+        self._numbers = iter(range(sys.maxsize))
+
+    def function(self, kind: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+        """``kind.apply``, of which some argument needs a gradient."""
+        what = CustomBackward("autograd.Function", _short(kind.__qualname__), called_from())
+        ctx, result, args = _forward(kind, args, options)
+        outputs = list(result) if isinstance(result, tuple) else [result]
+        slots = [k for k, y in enumerate(outputs) if ctx.gives_gradient(y)]
+        if ctx.dirty or (len(slots) > 1 and not ctx.materialize_grads):
+            why = "changes its input in place" if ctx.dirty else "tells gradients that are missing"
+            raise ModelError(
+                f"the {what} {why}, which cannot be recorded",
+                "write it without ctx.mark_dirty and ctx.set_materialize_grads(False)",
+            )
+        number = next(self._numbers)
+
+        def backward() -> Any:
+            places = {k: slot for slot, k in enumerate(slots)}
+            grads = [
+                gradient_of(y, number, places[k], str(what)) if k in places else ctx.nothing(y)
+                for k, y in enumerate(outputs)
+            ]
+            own = kind.vjp is not torch.autograd.Function.vjp
+            return (kind.vjp if own else kind.backward)(ctx, *grads)
+
+        found = _run(what, backward)
+        found = found if isinstance(found, tuple) else (found,)
+        pairs = [
+            (x, dx)
+            for x, dx, needed in zip(args, found, ctx.needs_input_grad, strict=False)
+            if needed and dx is not None
+        ]
+        if slots and pairs:
+            made = _with(what, number, [outputs[k] for k in slots], pairs)
+            for k, value in zip(slots, made, strict=True):
+                outputs[k] = value
+        return tuple(outputs) if isinstance(result, tuple) else outputs[0]
+
+    def hook(self, what: CustomBackward, tensor: Tensor, hooks: Sequence[Any]) -> None:
+        """Hooks of a tensor, in the order in which they are called."""
+        if torch.compiler.is_dynamo_compiling():
+            raise NotImplementedError(f"the {what} in a branch or a loop that torch compiles")
+        number = next(self._numbers)
+
+        def backward() -> Any:
+            grad = begun = gradient_of(tensor, number, 0, str(what))
+            version = begun._version
+            for each in hooks:
+                new = each(grad)
+                grad = grad if new is None else new
+            return None if grad is begun and begun._version == version else grad
+
+        found = _run(what, backward)
+        if found is not None:
+            _with(what, number, [tensor], [(tensor, found)])
+            self.hooks[number] = what
+
+    def begin(self, module: nn.Module) -> None:
+        """Record the hooks that the parameters of a module have brought."""
+        for name, (what, hooks) in self.brought.items():
+            self.hook(what, module.get_parameter(name), hooks)
+
+    def refuse(self, kind: str, name: str) -> None:
+        """Take note of what cannot be recorded."""
+        self.refused[CustomBackward(kind, name, called_from())] = None
+
+    def require_recorded(self) -> None:
+        """Check that everything could be recorded.
+
+        Raises:
+            ModelError: names the first that could not.
+        """
+        if not self.refused:
+            return
+        first, *others = self.refused
+        more = f" and {len(others)} more" if others else ""
         raise ModelError(
-            f"gradients pass through the {found[0]}{more}, which the forward graph does not hold",
-            _BY_JOINT if all(each.kind != _LEAF for each in found) else _hint(found),
+            f"gradients pass through the {first}{more}, which cannot be recorded",
+            "remove it before the capture; what it does to gradients belongs into a tensor hook or "
+            "an autograd.Function, what it does to parameters into the optimizer",
         )
 
+    def lead_through_hooks(self, program: Any) -> None:
+        """Let what reads a tensor behind its hook read the recorded one, in place.
 
-def require_traceable(found: tuple[CustomBackward, ...]) -> None:
-    """Check that autograd's own backward runs all that changes gradients.
+        Raises:
+            ModelError: something has read it before, or writes over it.
+        """
+        left = dict(self.hooks)
+        for module in program.graph_module.modules():
+            if isinstance(module, GraphModule):
+                for node in list(module.graph.nodes):
+                    number = node.args[3] if node.target is WITH else None
+                    if number in self.hooks:
+                        outermost = module is program.graph_module
+                        _lead_through(module.graph, node, left.pop(number), outermost)
+                module.recompile()
+        if left:
+            raise _not_led(next(iter(left.values())), "is lost in what torch exports")
+        if self.hooks:
+            _name_outputs(program)
+
+
+class _Context:
+    """The ``ctx`` of a function."""
+
+    def __init__(self, needed: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needed
+        self.saved_tensors: tuple[Any, ...] = ()
+        self.materialize_grads = True
+        self.dirty: tuple[Any, ...] = ()
+        self.fixed: tuple[Any, ...] = ()
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    def save_for_forward(self, *tensors: Any) -> None:
+        """Of derivatives in forward mode, which nobody asks for."""
+
+    def mark_dirty(self, *tensors: Any) -> None:
+        self.dirty = tensors
+
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        self.fixed = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        self.materialize_grads = value
+
+    def gives_gradient(self, y: Any) -> bool:
+        """Whether a gradient comes back for an output."""
+        floats = isinstance(y, Tensor) and (y.is_floating_point() or y.is_complex())
+        return floats and all(y is not each for each in self.fixed)
+
+    def nothing(self, y: Any) -> Any:
+        """What the backward is given in the place of a gradient."""
+        return torch.zeros_like(y) if isinstance(y, Tensor) and self.materialize_grads else None
+
+
+def _forward(
+    kind: Any, args: tuple[Any, ...], options: Mapping[str, Any]
+) -> tuple[_Context, Any, tuple[Any, ...]]:
+    """The forward of a function: its context, result and arguments with defaults."""
+    split = kind.setup_context is not torch.autograd.Function.setup_context
+    if split:
+        bound = inspect.signature(kind.forward).bind(*args, **options)
+        bound.apply_defaults()
+        args, options = bound.args, bound.kwargs
+    ctx = _Context(tuple(isinstance(each, Tensor) and each.requires_grad for each in args))
+    with torch.no_grad():
+        if not split:
+            return ctx, kind.forward(ctx, *args, **options), args
+        result = kind.forward(*args, **options)
+        kind.setup_context(ctx, args, result)
+    return ctx, result, args
+
+
+def _run(what: CustomBackward, backward: Callable[[], Any]) -> Any:
+    """A backward, run as autograd would: without gradients, and outside of autocast.
 
     Raises:
-        ModelError: something runs behind it.
+        ModelError: it cannot be traced.
     """
-    late = tuple(each for each in found if each.kind == _LEAF)
-    if late:
-        raise ModelError(f"the {late[0]} acts after the backward pass", _hint(late))
+    try:
+        with torch.no_grad(), ExitStack() as stack:
+            for device in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(device):
+                    stack.enter_context(torch.autocast(device, enabled=False))
+            return backward()
+    except MemplanError:
+        raise
+    except Exception as error:
+        raise refusal(f"the {what} cannot be recorded", error) from error
 
 
-def _hint(found: tuple[CustomBackward, ...]) -> str:
-    return (
-        "remove it before the capture; what it does to gradients belongs into a tensor hook, what "
-        "it does to parameters into the optimizer"
+def _with(
+    what: CustomBackward, number: int, ys: list[Tensor], pairs: Sequence[tuple[Tensor, Tensor]]
+) -> list[Tensor]:
+    """``ys`` with recorded gradients, each of which fits its tensor as autograd lets it."""
+    fitted = []
+    with torch.no_grad():
+        for x, dx in pairs:
+            dx = dx if dx.shape == x.shape else dx.sum_to_size(x.shape)
+            fitted.append(dx.to(x.dtype))
+    found: list[Tensor] = with_gradient(ys, [x for x, _ in pairs], fitted, number, str(what))
+    return found
+
+
+def _lead_through(graph: Any, node: Node, what: CustomBackward, outermost: bool) -> None:
+    """Let what reads a tensor behind a hook read the result of ``node``."""
+    x = node.args[1][0]
+    nodes = list(graph.nodes)
+    place = nodes.index(node)
+    before, behind = set(nodes[:place]), set(nodes[place + 1 :])
+    if x.op == "placeholder" and not outermost:
+        raise _not_led(what, "is registered inside of a block for a tensor from outside")
+    if x.meta.get(_HOOKED):
+        raise _not_led(what, "is the second of its tensor")
+    if any(user in before and not _reads_alone(user) for user in x.users):
+        raise _not_led(what, "is registered behind what reads its tensor")
+    if any(_writes(user, x) for user in x.users):
+        raise _not_led(what, "is on a tensor that is changed in place")
+    with graph.inserting_after(node):
+        made = graph.call_function(operator.getitem, (node, 0))
+    made.meta = {**x.meta, _HOOKED: True}
+    x.replace_all_uses_with(
+        made, delete_user_cb=lambda user: user in behind and user is not made, propagate_meta=False
     )
 
 
+def _reads_alone(user: Node) -> bool:
+    """Whether no gradient comes back from a reader."""
+    return user.target in _UNWRITTEN or (user.target is _SET_GRAD and not user.args[0])
+
+
+def _writes(user: Node, x: Node) -> bool:
+    schema = getattr(user.target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return False
+    given = zip(schema.arguments, user.args, strict=False)
+    return any(
+        value is x and argument.alias_info is not None and argument.alias_info.is_write
+        for argument, value in given
+    )
+
+
+def _not_led(what: CustomBackward, why: str) -> ModelError:
+    return ModelError(
+        f"the {what} {why}, and cannot be recorded",
+        "register one hook per tensor, right behind the line that makes it; or write an "
+        "autograd.Function",
+    )
+
+
+def _name_outputs(program: Any) -> None:
+    """Let the signature of a program name the outputs that it has."""
+    signature = program.graph_signature
+    ends = program.graph.output_node().args[0]
+    outputs = [
+        OutputSpec(spec.kind, TensorArgument(node.name), spec.target)
+        if isinstance(spec.arg, TensorArgument)
+        else spec
+        for node, spec in zip(ends, signature.output_specs, strict=True)
+    ]
+    program._graph_signature = ExportGraphSignature(list(signature.input_specs), outputs)
+
+
 @contextmanager
-def noted(model: nn.Module) -> Iterator[list[CustomBackward]]:
-    """Inside, every backward of the user's own that is called upon is added to a list, which begins
-    with the hooks that the model has."""
-    found: dict[CustomBackward, None] = dict.fromkeys(_hooks_of(model))
-    listed = list(found)
-
-    def note(kind: str, name: str) -> None:
-        each = CustomBackward(kind, name, called_from())
-        if each not in listed:
-            listed.append(each)
-
+def recording(recorder: Recorder) -> Iterator[None]:
+    """Inside, backwards of the user's own are recorded, while a model is traced."""
     with ExitStack() as stack:
-        for target, name, own in _watched(note):
+        for target, name, own in _watched(recorder):
             stack.enter_context(mock.patch.object(target, name, own))
-        yield listed
+        token = _RECORDER.set(recorder)
+        stack.callback(_RECORDER.reset, token)
+        yield
 
 
-def _watched(note: Any) -> list[tuple[Any, str, Any]]:
+def begin_recording(module: nn.Module) -> None:
+    """Record the hooks that a module brings, at the beginning of a step that is traced."""
+    recorder = _RECORDER.get()
+    if recorder is not None:
+        recorder.begin(module)
+
+
+def _watched(recorder: Recorder) -> list[tuple[Any, str, Any]]:
     """What is replaced while a step is traced: place, name and what it is replaced by."""
     function: Any = torch.autograd.Function
     apply = inspect.getattr_static(function, "apply")  # Python's class method; from 2.14 on, C's
@@ -110,29 +360,49 @@ def _watched(note: Any) -> list[tuple[Any, str, Any]]:
         active = torch.is_grad_enabled() and any(
             isinstance(each, Tensor) and each.requires_grad for each in given
         )
+        if active and _COMPILED in cls.__qualname__:
+            raise NotImplementedError(
+                "an autograd.Function in a branch or loop of torch.cond's kind"
+            )
         if active and not cls.__module__.startswith(_MACHINERY):
-            note("autograd.Function", cls.__qualname__.rpartition("<locals>.")[2])
+            return recorder.function(cls, args, kwargs)
         return apply.__get__(None, cls)(*args, **kwargs)
 
-    def hooked(method: Any, kind: str) -> Any:
-        @wraps(method)
-        def registered(self: Any, hook: Any) -> Any:
-            note(kind, _name(hook))
-            return method(self, hook)
+    add = Tensor.register_hook
 
-        return registered
+    @wraps(add)
+    def hooked(self: Any, hook: Any) -> Any:
+        if not recorder.adding:  # PyTorch calls this once more from within
+            recorder.adding = True
+            try:
+                handle = add(self, hook)
+            finally:
+                recorder.adding = False
+            what = CustomBackward("tensor hook", _name(hook), called_from())
+            handle.remove = _removed(what)
+            recorder.hook(what, self, [hook])
+            return handle
+        return add(self, hook)
+
+    late = Tensor.register_post_accumulate_grad_hook
+
+    @wraps(late)
+    def registered(self: Any, hook: Any) -> Any:
+        recorder.refuse("post-accumulate-grad hook", _name(hook))
+        return late(self, hook)
 
     enter = saved_tensors_hooks.__enter__
 
     def entered(self: Any) -> Any:
         if not isinstance(self, save_on_cpu):
-            note("saved-tensor hook", _name(self.unpack_hook))
+            recorder.refuse("saved-tensor hook", _name(self.unpack_hook))
         return enter(self)
 
     def node(self: Any) -> Any:
         held = torch._C.TensorBase.grad_fn.__get__(self)
         if held is not None and is_users(sys._getframe(1).f_code.co_filename):
-            note("autograd node", type(held).__name__)  # whose hooks are not Python's to see
+            # Hooks of it are not Python's to see.
+            recorder.refuse("autograd node", type(held).__name__)
         return held
 
     take = torch.autograd.grad
@@ -142,19 +412,25 @@ def _watched(note: Any) -> list[tuple[Any, str, Any]]:
             raise NotImplementedError("the step takes a gradient by itself (torch.autograd.grad)")
         return take(*args, **kwargs)
 
-    late = Tensor.register_post_accumulate_grad_hook
     return [
         (function, "apply", classmethod(applied)),
-        (Tensor, "register_hook", hooked(Tensor.register_hook, "tensor hook")),
-        (Tensor, "register_post_accumulate_grad_hook", hooked(late, _LEAF)),
+        (Tensor, "register_hook", hooked),
+        (Tensor, "register_post_accumulate_grad_hook", registered),
         (Tensor, "grad_fn", property(node)),
         (saved_tensors_hooks, "__enter__", entered),
         (torch.autograd, "grad", taken),
     ]
 
 
-def _hooks_of(model: nn.Module) -> Iterator[CustomBackward]:
-    """The hooks on gradients that are there before a step runs."""
+def _removed(what: CustomBackward) -> Callable[[], None]:
+    def remove() -> None:
+        raise NotImplementedError(f"the {what} is removed within the step")
+
+    return remove
+
+
+def _unrecordable(model: nn.Module) -> Iterator[CustomBackward]:
+    """The hooks that are there before a step runs, but for those of tensors."""
     everywhere = (modules._global_backward_pre_hooks, modules._global_backward_hooks)
     for hooks in everywhere:
         for hook in hooks.values():
@@ -164,10 +440,8 @@ def _hooks_of(model: nn.Module) -> Iterator[CustomBackward]:
             for hook in hooks.values():
                 yield CustomBackward("module hook", _on(hook, name), defined_at(hook))
     for name, parameter in model.named_parameters():
-        for hook in (parameter._backward_hooks or {}).values():
-            yield CustomBackward("parameter hook", _on(hook, name), defined_at(hook))
         for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
-            yield CustomBackward(_LEAF, _on(hook, name), defined_at(hook))
+            yield CustomBackward("post-accumulate-grad hook", _on(hook, name), defined_at(hook))
 
 
 def _on(hook: Any, name: str) -> str:
@@ -176,5 +450,8 @@ def _on(hook: Any, name: str) -> str:
 
 
 def _name(hook: Any) -> str:
-    name = getattr(hook, "__qualname__", None) or type(hook).__qualname__
+    return _short(getattr(hook, "__qualname__", None) or type(hook).__qualname__)
+
+
+def _short(name: Any) -> str:
     return str(name).rpartition("<locals>.")[2]

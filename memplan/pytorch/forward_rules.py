@@ -18,7 +18,7 @@ Sizes = Sequence[int]
 
 
 def forward_forms() -> dict[Any, Callable[..., Any]]:
-    """Decompositions for both roads."""
+    """Decompositions of them."""
     return {
         **pool_forms(),
         **selection_forms(),

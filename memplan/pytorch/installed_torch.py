@@ -1,7 +1,7 @@
 """Is PyTorch there, and was memplan tried with it? Asked before the rest of this room is imported.
 
-memplan stands on parts of PyTorch that are not public (AOTAutograd's joint graph, decompositions,
-the partitioner), and a minor version may change them. A newer one is not refused, as what is
+memplan stands on parts of PyTorch that are not public (the exporter, decompositions, the
+partitioner), and a minor version may change them. A newer one is not refused, as what is
 captured is held against PyTorch itself; it is named in a note, and where something fails. What
 fails in memplan's own code is told as that, never as the model's fault (:func:`own_failure`).
 """

@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.export.graph_signature import InputKind
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
 from memplan.errors import ModelError, UsageError
 
@@ -60,25 +57,3 @@ def _line_of(node: Any) -> str:
         if lines:
             return f": {lines[-1]}"
     return ""
-
-
-def on_cpu(value: Tensor) -> Tensor:
-    """A fake tensor on the CPU for one on the meta device, for which autograd has no rules of its
-    own; others as they are."""
-    if not value.is_meta:
-        return value
-    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
-    return made.requires_grad_(value.requires_grad)
-
-
-class MadeOnCpu(TorchFunctionMode):
-    """Lets code that asks for the meta device have tensors on the CPU."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See the class."""
-        args, kwargs = tree_map(_device, (args, kwargs or {}))
-        return func(*args, **kwargs)
-
-
-def _device(value: Any) -> Any:
-    return "cpu" if isinstance(value, str | torch.device) and str(value) == "meta" else value

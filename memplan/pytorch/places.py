@@ -17,9 +17,7 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch.fx import traceback as tracing
 from torch.fx.proxy import TracerBase
-from torch.overrides import TorchFunctionMode
 
 _OURS = (str(Path(str(torch.__file__)).parent), str(Path(__file__).parents[1]))
 _COMMANDS = "/memplan_cli/"
@@ -42,19 +40,6 @@ def _users_frame() -> FrameType | None:
     return frame
 
 
-class _Located(TorchFunctionMode):
-    """Lets nodes that are traced tell the line that called PyTorch."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See the class."""
-        # Bodies of torch.cond and loops are compiled, which leaves no frames to look at.
-        frame = None if torch.compiler.is_dynamo_compiling() else _users_frame()
-        if frame is not None:
-            line = f'File "{frame.f_code.co_filename}", line {frame.f_lineno}'
-            tracing.current_meta["stack_trace"] = line
-        return func(*args, **(kwargs or {}))
-
-
 @contextmanager
 def lines_told() -> Iterator[None]:
     """Inside, nodes that are traced tell every line of the user's code that led to them; torch
@@ -68,16 +53,6 @@ def lines_told() -> Iterator[None]:
         return
     with mock.patch.object(TracerBase, "_filter_traceback_frames", users):
         yield
-
-
-@contextmanager
-def calls_told() -> Iterator[None]:
-    """The same where a tracer keeps no lines, of the innermost alone."""
-    before = tracing.current_meta.get("stack_trace")
-    with _Located():
-        yield
-    if before is None:
-        tracing.current_meta.pop("stack_trace", None)
 
 
 def defined_at(function: Any) -> str:
@@ -149,7 +124,7 @@ def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
 
 def of_node(node: torch.fx.Node) -> str:
     """The module and the line that a node of a traced graph was made in, as far as it tells."""
-    stack = node.meta.get(_STACK) or node.meta.get(f"fwd_{_STACK}") or {}
+    stack = node.meta.get(_STACK) or {}
     inner = [name for name, _ in stack.values() if name]
     told = [
         (file, int(number))

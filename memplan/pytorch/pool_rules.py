@@ -1,14 +1,12 @@
 """Pools of ATen in one to three dimensions, in terms of operators that ONNX has.
 
-Maxima: the gradient is scattered to where they were. Averages: a transposed convolution with equal
-weights. Adaptive averages: products with the matrices that average, one per axis.
+Adaptive averages are products with the matrices that average, one per axis.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -29,20 +27,6 @@ def pool_forms() -> dict[Any, Callable[..., Any]]:
     }
 
 
-def pool_table() -> dict[Any, Callable[..., Any]]:
-    """Decompositions of backwards."""
-    return {
-        aten.max_pool2d_with_indices_backward.default: max_pool_backward,
-        aten.max_pool3d_with_indices_backward.default: max_pool_backward,
-        aten.adaptive_max_pool2d_backward.default: partial(scattered, 2),
-        aten.adaptive_max_pool3d_backward.default: partial(scattered, 3),
-        aten.avg_pool2d_backward.default: avg_pool_backward,
-        aten.avg_pool3d_backward.default: avg_pool_backward,
-        aten._adaptive_avg_pool2d_backward.default: partial(adaptive_avg_pool_backward, 2),
-        aten._adaptive_avg_pool3d_backward.default: partial(adaptive_avg_pool_backward, 3),
-    }
-
-
 def each(values: int | Sizes, rank: int) -> list[int]:
     """One value per dimension."""
     listed = [values] if isinstance(values, int) else list(values)
@@ -54,19 +38,6 @@ def along(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
     if axis % x.dim() == x.dim() - 1:
         return x @ matrix
     return (x.transpose(axis, -1) @ matrix).transpose(axis, -1)
-
-
-def scattered(rank: int, grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
-    """Scatter the gradient to where the maxima were."""
-    lead = list(x.shape[:-rank])
-    flat = grad.new_zeros([*lead, math.prod(x.shape[-rank:])])
-    rows = [*lead, -1]
-    return flat.scatter_add(-1, indices.reshape(rows), grad.reshape(rows)).reshape(x.shape)
-
-
-def max_pool_backward(grad: Tensor, x: Tensor, kernel: Sizes, *settings: Any) -> Tensor:
-    """The same of windows; the last of the settings are the indices."""
-    return scattered(len(kernel), grad, x, settings[-1])
 
 
 def adaptive_max_pool(x: Tensor, output_size: Sizes) -> Any:
@@ -107,42 +78,6 @@ def _windows(size: int, count: int, device: Any) -> tuple[Tensor, Tensor]:
     return (begin + offset).clamp(max=size - 1), begin + offset < end
 
 
-def avg_pool_backward(
-    grad: Tensor,
-    x: Tensor,
-    kernel: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor: int | None,
-) -> Tensor:
-    """A transposed convolution per channel with a kernel of equal numbers; where windows have
-    different numbers of pixels, of the gradient divided by them."""
-    rank = 3 if len(kernel) == 3 else 2
-    kernel, padding = each(kernel, rank), each(padding, rank)
-    stride = each(stride, rank) if stride else kernel
-    share = 1.0 / (divisor or math.prod(kernel))
-    if not divisor and (ceil_mode or (any(padding) and not count_include_pad)):
-        share = 1.0
-        for d in range(rank):
-            window = (x.shape[d - rank], kernel[d], stride[d], padding[d])
-            count = pixels(grad.shape[d - rank], window, count_include_pad, grad)
-            grad = grad / count.reshape([-1, *[1] * (rank - 1 - d)])
-    channels = x.shape[-rank - 1]
-    weight = grad.new_full([channels, 1, *kernel], share)
-    missing = [
-        x.shape[d - rank] - ((grad.shape[d - rank] - 1) * stride[d] - 2 * padding[d] + kernel[d])
-        for d in range(rank)
-    ]
-    beyond, ones = [max(0, n) for n in missing], [1] * rank
-    found = aten.convolution(grad, weight, None, stride, padding, ones, True, beyond, channels)
-    for d, n in enumerate(missing):
-        if n < 0:  # the last window reaches beyond the padding
-            found = found.narrow(d - rank, 0, x.shape[d - rank])
-    return found
-
-
 def pixels(count: int, window: Sizes, padding_counts: bool, like: Tensor) -> Tensor:
     """How many pixels each of ``count`` windows (of an axis of that size; extent, stride, padding)
     averages."""
@@ -159,21 +94,6 @@ def adaptive_avg_pool(x: Tensor, output_size: Sizes) -> Tensor:
     for axis, count in enumerate(output_size, -len(output_size)):
         x = along(x, axis, _bins(count, x.shape[axis], x).transpose(0, 1))
     return x
-
-
-def adaptive_avg_pool_backward(rank: int, grad: Tensor, x: Tensor) -> Tensor:
-    """Every bin's gradient, shared by its pixels."""
-    counts, sizes = grad.shape[-rank:], x.shape[-rank:]
-    if any(size % count for count, size in zip(counts, sizes, strict=True)):
-        for axis in range(-rank, 0):
-            grad = along(grad, axis, _bins(grad.shape[axis], x.shape[axis], grad))
-        return grad
-    window = [size // count for count, size in zip(counts, sizes, strict=True)]
-    shared = grad / math.prod(window)
-    lead = list(grad.shape[:-rank])
-    apart = [n for count in counts for n in (count, 1)]
-    wide = [n for pair in zip(counts, window, strict=True) for n in pair]
-    return shared.reshape([*lead, *apart]).expand([*lead, *wide]).reshape(x.shape)
 
 
 def _edges(size: int, count: int, device: Any) -> tuple[Tensor, Tensor]:

@@ -34,10 +34,13 @@ from memplan.pytorch.trace import quiet
 
 aten = torch.ops.aten
 OPSET = 20
-SEED = "loss/gradient"
-"""The input that is the gradient of the loss, where the backward part does not begin with 1."""
-_RESULTS = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
-_MUTATED = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
+_WITHOUT_GRADIENT = {
+    aten.grid_sampler.default,
+    aten.grid_sampler_2d.default,
+    aten.upsample_bicubic2d.default,
+    aten.upsample_bicubic2d.vec,
+}
+"""Operators whose ONNX form has no gradient rule: PyTorch writes them out."""
 _ROUNDS = 2
 _LARGEST_CONSTANT = 1024
 """Elements; larger constants (masks, zeros) are computed in the graph."""
@@ -49,9 +52,8 @@ class ExportedGraph:
 
     ``inputs`` are its inputs in order: parameters and buffers under the user's names, then the
     batch. ``renewed`` maps outputs to the buffers, and parameters that are not trained, whose next
-    value they are, ``gradients`` outputs to parameters; ``metrics`` are further outputs.
-    ``checkpoints`` is how many tensors the author has marked as such. ``seed`` is the input that is
-    the gradient of the loss, where the backward part does not begin with 1.
+    value they are; ``metrics`` are further outputs. ``checkpoints`` is how many tensors the author
+    has marked as such.
     """
 
     model: onnx.ModelProto
@@ -60,9 +62,7 @@ class ExportedGraph:
     batch: tuple[str, ...]
     loss: str
     renewed: Mapping[str, str]
-    gradients: Mapping[str, str]
     checkpoints: int = 0
-    seed: str = SEED
     metrics: tuple[str, ...] = ()
 
 
@@ -87,19 +87,9 @@ def _decompositions() -> Mapping[Any, Callable[..., Any]]:
     with quiet():
         return dict(
             _decomp.create_onnx_friendly_decomposition_table(
-                set(_decomp.get_onnx_implemented_overloads(registry()))
+                set(_decomp.get_onnx_implemented_overloads(registry())) - _WITHOUT_GRADIENT
             )
         )
-
-
-def friendly_table() -> dict[Any, Callable[..., Any]]:
-    """Decompositions of what has no ONNX form, and attention written out."""
-    return {
-        **_decompositions(),
-        aten.scaled_dot_product_attention.default: attention,
-        aten.sort.stable: stable_sort,
-        **forward_forms(),
-    }
 
 
 def decomposed(program: Any) -> Any:
@@ -108,10 +98,16 @@ def decomposed(program: Any) -> Any:
     Raises:
         ModelError: torch cannot decompose an operator.
     """
-    ties = tie_table(installed_shares())
+    table = {
+        **_decompositions(),
+        aten.scaled_dot_product_attention.default: attention,
+        aten.sort.stable: stable_sort,
+        **forward_forms(),
+        **tie_table(installed_shares()),
+    }
     try:
         with quiet():
-            return with_stops(program).run_decompositions({**friendly_table(), **ties})
+            return with_stops(program).run_decompositions(table)
     except ModelError:
         raise
     except Exception as error:
@@ -166,7 +162,7 @@ class _Interface:
         beside = iter(("loss", *result_names(self.program)))
         found: list[tuple[Any, OutputSpec]] = []
         for node, spec in pairs:
-            name = next(beside) if spec.kind in _RESULTS else ""
+            name = next(beside) if spec.kind is OutputKind.USER_OUTPUT else ""
             if name.startswith(ASSIGNED):
                 target = name.removeprefix(ASSIGNED)
                 spec = OutputSpec(OutputKind.BUFFER_MUTATION, spec.arg, target)
@@ -192,7 +188,7 @@ class _Interface:
     def named(self, model: Any) -> ExportedGraph:
         """Give inputs and outputs the user's names."""
         given = [s for s in self.given if s.kind is not InputKind.CONSTANT_TENSOR]
-        batch = iter((*self.prepared.batch, SEED))
+        batch = iter(self.prepared.batch)
         inputs: list[str] = []
         parameters: list[str] = []
         buffers: list[str] = []
@@ -207,15 +203,13 @@ class _Interface:
         own = iter(("loss", *metrics))
         outputs: list[str] = []
         renewed: dict[str, str] = {}
-        gradients: dict[str, str] = {}
         for output in self.made:
-            if output.kind in _RESULTS:
+            if output.kind is OutputKind.USER_OUTPUT:
                 outputs.append(next(own))
                 continue
             name = self.canonical[str(output.target)]
-            mutated = output.kind in _MUTATED
-            outputs.append(f"{name}_new" if mutated else f"{name}_grad")
-            (renewed if mutated else gradients)[outputs[-1]] = name
+            outputs.append(f"{name}_new")
+            renewed[outputs[-1]] = name
         _rename(model, inputs, outputs)
         return ExportedGraph(
             model=model.model_proto,
@@ -224,7 +218,6 @@ class _Interface:
             batch=tuple(self.prepared.batch),
             loss="loss",
             renewed=renewed,
-            gradients=gradients,
             metrics=metrics,
         )
 

@@ -1,4 +1,4 @@
-"""A step that was read: its graph by either road, its tensors, its settings."""
+"""A step that was read: its graph, its tensors, its settings."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from memplan.errors import UsageError
 from memplan.pytorch.average import Averages, read_averages
 from memplan.pytorch.calls import calls_of
-from memplan.pytorch.custom_backward import CustomBackward, require_plain, require_traceable
 from memplan.pytorch.hidden_state import HiddenState
-from memplan.pytorch.joint import joint
 from memplan.pytorch.meta import check_constants, check_one_device
 from memplan.pytorch.places import of_node
 from memplan.pytorch.prepared_step import PreparedStep, prepare, user_name
@@ -44,9 +42,8 @@ class Reading:
     ``trainable`` are the parameters to differentiate by, ``frozen`` those that require no
     gradient. ``dims`` are sizes of dynamic dimensions in the example, ``sizes`` the shapes of the
     batch with their names. ``given`` are the parameters and buffers that are inputs even where
-    nothing renews them, ``averages`` those of the weights that the step keeps. ``custom`` is what
-    changes gradients and stands in no forward part, ``state`` what the step found in Python at the
-    beginning.
+    nothing renews them, ``averages`` those of the weights that the step keeps. ``state`` is what
+    the step found in Python at the beginning.
     """
 
     prepared: PreparedStep
@@ -62,39 +59,17 @@ class Reading:
     state: HiddenState
     given: frozenset[str] = frozenset()
     averages: Averages | None = None
-    custom: tuple[CustomBackward, ...] = ()
 
     def forward(self) -> ExportedGraph:
         """The forward graph.
 
         Raises:
-            ModelError: an operator has no ONNX form, or the step has a backward of its own.
+            ModelError: an operator has no ONNX form.
         """
-        require_plain(self.custom)
         program = decomposed(self.program)
-        return self._tidied(program, calls_of(self.program, program), regions_of(program))
-
-    def joint(self) -> ExportedGraph:
-        """The graph with autograd's backward part.
-
-        Raises:
-            ModelError: an operator has no ONNX form, or autograd refuses.
-        """
-        names = [
-            name
-            for name, _ in self.prepared.module.named_parameters()
-            if user_name(name) in self.trainable
-        ]
-        require_traceable(self.custom)
-        seeded = self.treatment.scale is not None
-        program = joint(self.program, self.prepared, names, self.state, seeded=seeded)
-        return self._tidied(program, calls_of(program, program, self.program))
-
-    def _tidied(
-        self, program: Any, calls: Mapping[str, str], regions: Mapping[str, int] | None = None
-    ) -> ExportedGraph:
         exported = to_onnx(program, self.prepared)
-        marks = tidy(exported.model, self.prepared.dynamic, regions, calls)
+        calls = calls_of(self.program, program)
+        marks = tidy(exported.model, self.prepared.dynamic, regions_of(program), calls)
         return replace(exported, checkpoints=marks)
 
     @property
@@ -175,7 +150,7 @@ def read_step(step: TorchStep) -> Reading:
             raise UsageError(f"'{name}' has the type {tensor.dtype}, which has no form in ONNX")
     check_one_device({**tensors, **prepared.batch})
     state = HiddenState(prepared)
-    program, limits, custom = export(prepared, state)
+    program, limits = export(prepared, state)
     check_constants(program)
     return Reading(
         prepared=prepared,
@@ -191,7 +166,6 @@ def read_step(step: TorchStep) -> Reading:
         state=state,
         given=_given(step, prepared),
         averages=averages,
-        custom=custom,
     )
 
 

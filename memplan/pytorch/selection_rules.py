@@ -31,13 +31,6 @@ def selection_forms() -> dict[Any, Callable[..., Any]]:
     }
 
 
-def selection_table() -> dict[Any, Callable[..., Any]]:
-    """Decompositions of backward operators."""
-    return {
-        aten.masked_scatter_backward.default: masked_scatter_backward,
-    }
-
-
 def median(
     x: Tensor, dim: int, keepdim: bool = False, *, skip: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -85,15 +78,6 @@ def masked_select(x: Tensor, mask: Tensor) -> Tensor:
     """What an index by a mask gives."""
     x, mask = torch.broadcast_tensors(x, mask)
     return aten.index.Tensor(x, [mask])
-
-
-def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
-    """By the source: its elements went to the places of the mask, in order."""
-    mask = mask.expand(grad.shape).reshape(-1)
-    count = math.prod(sizes)
-    place = (mask.to(torch.int64).cumsum(0) - 1).clamp(0, count - 1)
-    given = grad.reshape(-1) * mask.to(grad.dtype)
-    return aten.scatter_add(grad.new_zeros([count]), 0, place, given).reshape(list(sizes))
 
 
 def most_of_booleans(x: Tensor, dim: int, keepdim: bool = False) -> Any:

@@ -1,4 +1,4 @@
-"""Functions of PyTorch written out, so that both roads have the same few operators."""
+"""Functions of PyTorch written out in operators that have a form in ONNX and a gradient."""
 
 from __future__ import annotations
 

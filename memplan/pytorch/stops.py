@@ -47,6 +47,7 @@ def with_stops(program: ExportedProgram) -> ExportedProgram:
     given = [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
     wanted = [isinstance(value, torch.Tensor) and value.requires_grad for value in given]
     _Region(module, True).walk([(flag, flag) for flag in wanted])
+    _write_in_line(module)
     return ExportedProgram(
         root=module,
         graph=module.graph,
@@ -58,6 +59,26 @@ def with_stops(program: ExportedProgram) -> ExportedProgram:
         constants=program.constants,
         verifiers=program.verifiers,
     )
+
+
+def _write_in_line(module: GraphModule) -> None:
+    """Let what blocks without gradients compute stand where it is called, in place: behind the
+    stops it is like anything else, and its nodes tell their own modules. Blocks that write in place
+    stay: parameters may be written so alone."""
+    graph = module.graph
+    for node in graph.find_nodes(op="call_function", target=_SET_GRAD):
+        body = getattr(module, str(node.args[1].target))
+        if any(inner.op == "get_attr" or _written(inner) for inner in body.graph.nodes):
+            continue
+        given = dict(zip(body.graph.find_nodes(op="placeholder"), node.args[2:], strict=True))
+        with graph.inserting_before(node):
+            results = graph.graph_copy(body.graph, given)
+        for taken in list(node.users):
+            taken.replace_all_uses_with(results[taken.args[1]])
+            graph.erase_node(taken)
+        graph.erase_node(node)
+    graph.eliminate_dead_code()
+    module.recompile()
 
 
 def _all_nodes(module: GraphModule) -> Iterator[Node]:
@@ -214,7 +235,7 @@ class _Region:
         if slots > 1 or not isinstance(slot, int):
             raise ModelError(
                 f"{node.target} changes several tensors that need a gradient, without one",
-                "compute new tensors instead; the road 'joint' may take it as it is",
+                "compute new tensors instead",
             )
         graph = self.module.graph
         with graph.inserting_before(node):
@@ -241,7 +262,7 @@ def _behind_autograd(node: Node) -> ModelError:
     return ModelError(
         f"'{node.name}' shares its storage with a tensor that needs a gradient, and is changed in "
         "place without one (.data, detach(), no_grad)",
-        "compute a new tensor instead; the road 'joint' may take it as it is",
+        "compute a new tensor instead",
     )
 
 

@@ -133,7 +133,7 @@ def _name_symbols(graph: onnx.GraphProto, dynamic: Mapping[str, Mapping[int, str
                 raise ModelError(
                     f"the dynamic dimension '{label}' of '{value.name}' became "
                     f"{dim.dim_param or dim.dim_value}: an operator fixes it",
-                    "leave it out of the dynamic dimensions, or take the other road (--via)",
+                    "leave it out of the dynamic dimensions",
                 )
             names[dim.dim_param] = label
     for dim in _dims((*graph.input, *graph.output, *graph.value_info)):

@@ -1,9 +1,9 @@
-"""PyTorch's choice where a derivative does not exist, for the road ``grad``.
+"""PyTorch's choice where a derivative does not exist.
 
-That road differentiates the forward graph by memplan's rules, each of which has one convention for
-ties and kinks. Where PyTorch's is another, the function is written here in operators whose rules
-have it: ``Where`` gives all to the side that was chosen, ``Max`` shares evenly. PyTorch changes its
-mind from version to version (2.14 did about ``clamp``), so the one that is installed is asked.
+memplan's rules differentiate the forward graph, and each has one convention for ties and kinks.
+Where PyTorch's is another, the function is written here in operators whose rules have it: ``Where``
+gives all to the side that was chosen, ``Max`` shares evenly. PyTorch changes its mind from version
+to version (2.14 did about ``clamp``), so the one that is installed is asked.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def tie_table(shares: Shares) -> dict[Any, Callable[..., Any]]:
 
 
 def clamp(x: Tensor, low: float | None = None, high: float | None = None) -> Any:
-    """``torch.clamp`` by bounds of one type, for both roads: of an integer and a float, the
-    exporter makes a call that fails."""
+    """``torch.clamp`` by bounds of one type: of an integer and a float, the exporter makes a call
+    that fails."""
     if x.is_floating_point():
         if not any(isinstance(bound, int) for bound in (low, high)):
             return NotImplemented

@@ -26,7 +26,7 @@ _HINTS = (
     ),
     (
         re.compile(r"No ONNX function found|No decompositions registered", re.I),
-        "an operator has no form in ONNX: write it with others, or try the other road (--via)",
+        "an operator has no form in ONNX: write it with others",
     ),
     (
         re.compile(r"FakeTensor ?Device|same device|two devices", re.I),

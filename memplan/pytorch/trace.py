@@ -15,7 +15,7 @@ import torch._dynamo  # PyTorch would when a step is made: with the user's folde
 from torch.export.graph_signature import ExportGraphSignature, InputKind
 
 from memplan.errors import MemplanError, UsageError
-from memplan.pytorch.custom_backward import CustomBackward, noted
+from memplan.pytorch.custom_backward import Recorder, recording
 from memplan.pytorch.hidden_state import HiddenState
 from memplan.pytorch.places import lines_told
 from memplan.pytorch.prepared_step import PreparedStep, first_names
@@ -29,29 +29,28 @@ _LIMIT = re.compile(r"(\w+) = Dim\('\w+'((?:, (?:min|max)=\d+)+)\)")
 _BOUND = re.compile(r"(min|max)=(\d+)")
 
 
-def export(
-    prepared: PreparedStep, state: HiddenState
-) -> tuple[Any, tuple[str, ...], tuple[CustomBackward, ...]]:
-    """The ``torch.export.ExportedProgram`` of the forward part, what limits dynamic sizes, and what
-    changes gradients and stands in no forward part. The step finds ``state`` in Python, and leaves
-    it so.
+def export(prepared: PreparedStep, state: HiddenState) -> tuple[Any, tuple[str, ...]]:
+    """The ``torch.export.ExportedProgram`` of the forward part, with backwards of the user's own,
+    and what limits dynamic sizes. The step finds ``state`` in Python, and leaves it so.
 
     A model may limit a size, as a table of positions does. Torch then refuses, and says the limit;
     with that it is asked again.
 
     Raises:
-        ModelError: torch.export refuses the model.
+        ModelError: torch.export refuses the model, or a backward cannot be recorded.
         UsageError: the loss is not a scalar, or the model fails on the batch.
     """
     limits: dict[str, dict[str, int]] = {}
     while True:
+        recorder = Recorder(prepared.module)
         try:
-            with noted(prepared.module) as custom:
+            with recording(recorder):
                 program = _exported(prepared, limits)
             break
         except MemplanError:
             raise
         except Exception as error:
+            recorder.require_recorded()
             found = _limits_in(str(error))
             if found.keys() - limits.keys():
                 limits = {**found, **limits}
@@ -61,9 +60,10 @@ def export(
             raise refusal("torch.export refuses the model", error, prepared.module) from error
         finally:
             state.put_back()
+    recorder.require_recorded()
     _merge_tied(program, first_names(prepared.module))
-    notes = tuple(_limit_note(name, limit) for name, limit in limits.items())
-    return program, notes, tuple(custom)
+    recorder.lead_through_hooks(program)
+    return program, tuple(_limit_note(name, limit) for name, limit in limits.items())
 
 
 def _exported(prepared: PreparedStep, limits: Mapping[str, Mapping[str, int]]) -> Any:

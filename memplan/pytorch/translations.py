@@ -12,7 +12,14 @@ from onnxscript import opset20 as op
 
 from memplan.pytorch.pool_rules import each
 from memplan.pytorch.recurrent_modules import RECURRENT
-from memplan.pytorch.surrogate_exports import BACKWARD_THROUGH, translated
+from memplan.pytorch.surrogate_exports import (
+    BACKWARD_THROUGH,
+    GRADIENT,
+    WITH,
+    gradient_translated,
+    translated,
+    with_gradient_translated,
+)
 
 aten = torch.ops.aten
 
@@ -135,6 +142,8 @@ TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     aten._native_batch_norm_legit_functional.default: batch_norm,
     aten.native_layer_norm.default: layer_norm,
     BACKWARD_THROUGH: translated,
+    GRADIENT: gradient_translated,
+    WITH: with_gradient_translated,
     aten.conv3d.default: conv3d,
     aten.bernoulli.default: bernoulli,
     aten.bernoulli.p: bernoulli_p,

@@ -38,11 +38,11 @@ def net(name: str, *, wide: bool = False) -> tuple[nn.Module, tuple[Tensor, ...]
     return module, batch
 
 
-def captured(step: memplan.TorchStep, via: str = "grad", **settings: Any) -> memplan.Capture:
+def captured(step: memplan.TorchStep, **settings: Any) -> memplan.Capture:
     """A capture without PyTorch's warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return memplan.capture(step, via=via, **settings)
+        return memplan.capture(step, **settings)
 
 
 def outputs_of(model: onnx.ModelProto, feeds: dict[str, Any]) -> dict[str, Any]:

@@ -47,9 +47,8 @@ def adamw(parameters: Any) -> Any:
     return torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.1)
 
 
-@pytest.mark.parametrize("via", ["grad", "joint"])
-def test_a_right_step_is_equal_within_rounding(via: str) -> None:
-    check = memplan.capture(step(adamw), via=via).check
+def test_a_right_step_is_equal_within_rounding() -> None:
+    check = memplan.capture(step(adamw)).check
     assert check is not None
     assert check.verdict is Verdict.EQUAL
     assert (check.steps, check.draws, check.gradients) == (2, 2, 6)
@@ -113,15 +112,12 @@ class Attentive(nn.Module):  # type: ignore[name-defined,misc]
         return self.last(y.mean((1, 2)))
 
 
-@pytest.mark.parametrize("via", ["grad", "joint"])
 @pytest.mark.parametrize(("dropout", "draws"), [(0.0, 0), (0.3, 1)])
-def test_attention_is_compared_with_dropout_and_without(
-    via: str, dropout: float, draws: int
-) -> None:
+def test_attention_is_compared_with_dropout_and_without(dropout: float, draws: int) -> None:
     torch.manual_seed(0)
     batch = (torch.randn(3, 5, 6), torch.randint(0, 4, (3,)))
     given = memplan.TorchStep(Attentive(dropout), F.cross_entropy, batch)
-    check = memplan.capture(given, via=via).check
+    check = memplan.capture(given).check
     assert check is not None
     assert (check.verdict, check.draws) == (Verdict.EQUAL, draws)
 
@@ -134,18 +130,17 @@ def test_nothing_is_run_where_that_is_not_asked_for() -> None:
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, edit: Any) -> None:
-    """Let both roads give a graph that is edited behind their back."""
+    """Let the training graph be edited behind capture's back."""
     from memplan.api.capture import step_gradients
 
-    for name in ("by_grad", "by_autograd"):
-        real = getattr(step_gradients, name)
+    real = step_gradients.differentiated
 
-        def wrong(*args: Any, real: Any = real) -> Any:
-            trained = real(*args)
-            edit(trained.model)
-            return trained
+    def wrong(*args: Any) -> Any:
+        trained = real(*args)
+        edit(trained.model)
+        return trained
 
-        monkeypatch.setattr(step_gradients, name, wrong)
+    monkeypatch.setattr(step_gradients, "differentiated", wrong)
 
 
 def scaled(model: Any, output: str, factor: float) -> None:
@@ -186,19 +181,14 @@ def across(model: Any) -> None:
     added.op_type = "Sub"
 
 
-def test_a_unit_beside_a_kink_is_rounding_and_both_roads_are_tried(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_unit_beside_a_kink_is_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     given = memplan.TorchStep(Edge(), None, {"x": torch.ones(3)})
     assert memplan.capture(given).check.granted == 0
     planted(monkeypatch, across)
-    capture = memplan.capture(given)
-    check = capture.check
+    check = memplan.capture(given).check
     assert check is not None
     assert (check.verdict, check.granted) == (Verdict.EQUAL, 2)
     assert "2 tensors off by more than usual rounding, most" in check.not_checked[0]
-    assert [road.name for road in capture.roads] == ["grad", "joint"]
-    assert any("via grad: 2 tensors off by more" in note for note in capture.notes)
 
 
 def test_a_wrong_rule_is_none_that_changes_with_the_weights(
@@ -241,20 +231,17 @@ def test_another_rule_at_a_tie_differs_and_the_operator_is_named(
 ) -> None:
     from memplan.pytorch import pool_rules
 
-    assert memplan.capture(tied(pooled), via="grad").check.granted == 0
+    assert memplan.capture(tied(pooled)).check.granted == 0
     # The even share of each of equals, which the maximum of a tensor has.
     monkeypatch.setattr(pool_rules, "backward_through", lambda value, _: value)
     with pytest.raises(CaptureDiffersError, match="1 gradient off") as caught:
-        memplan.capture(tied(pooled), via="grad")
+        memplan.capture(tied(pooled))
     assert "another rule than PyTorch: adaptive_max_pool2d" in caught.value.hint
-    capture = memplan.capture(tied(pooled))
-    assert (capture.via, capture.check.granted) == ("joint", 0)
 
 
-@pytest.mark.parametrize("via", ["grad", "joint"])
-def test_what_pytorch_does_not_specify_is_said(via: str) -> None:
+def test_what_pytorch_does_not_specify_is_said() -> None:
     weights = torch.tensor([1.0, -2.0, 0.5])
-    check = memplan.capture(tied(lambda y: (y.topk(3, 1).values * weights).sum()), via=via).check
+    check = memplan.capture(tied(lambda y: (y.topk(3, 1).values * weights).sum())).check
     assert (check.verdict, check.granted) == (Verdict.EQUAL, 0)
     assert "which of equal elements topk takes: PyTorch does not specify it" in check.not_checked[0]
 
@@ -352,7 +339,7 @@ def test_a_difference_survives_the_failure_of_its_explanation(
     planted(monkeypatch, lambda model: scaled(model, "loss", 1.01))
     monkeypatch.setattr(Trial, "run", failing)
     with pytest.raises(CaptureDiffersError, match=r"the loss is off by 0\.01") as caught:
-        memplan.capture(step(), via="grad")
+        memplan.capture(step())
     assert caught.value.check.causes == ()
 
 
@@ -373,7 +360,7 @@ def test_a_graph_that_cannot_run_differs(monkeypatch: pytest.MonkeyPatch, tmp_pa
             "running Add node. Name:'x' Status Message: 6 by 7 cannot be broadcast"
         ),
     )
-    with pytest.raises(CaptureDiffersError, match=r"via grad and joint.*6 by 7") as caught:
+    with pytest.raises(CaptureDiffersError, match=r"6 by 7") as caught:
         memplan.capture(step(), tmp_path / "step.onnx")
     assert caught.value.exit_code == 1
     assert [each.kind for each in caught.value.check.differences] == ["run"]
@@ -397,7 +384,6 @@ def test_a_wrong_tensor_is_a_finding_and_no_file(
         memplan.capture(step(), tmp_path / "step.onnx")
     assert caught.value.exit_code == 1
     assert {each.kind for each in caught.value.check.differences} == {kind}
-    assert "via grad and joint" in caught.value.message
     assert not list(tmp_path.iterdir())
     (found,) = caught.value.check.differences
     assert found.error == pytest.approx(3e-3, rel=0.1)
@@ -420,25 +406,6 @@ def test_a_wrong_update_is_a_finding(output: str, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(CaptureDiffersError, match=r"new (parameter|state tensor)") as caught:
         memplan.capture(step(adamw))
     assert output.removesuffix("_new") in caught.value.message
-
-
-def test_the_other_road_is_taken_where_one_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memplan.api.capture import step_gradients
-
-    real = step_gradients.by_grad
-
-    def wrong(*args: Any) -> Any:
-        trained = real(*args)
-        scaled(trained.model, "loss", 1.001)
-        return trained
-
-    monkeypatch.setattr(step_gradients, "by_grad", wrong)
-    capture = memplan.capture(step())
-    assert capture.via == "joint"
-    assert "the loss is off by 0.001" in capture.roads[0].failure
-    assert any("via grad: differs from PyTorch" in note for note in capture.notes)
-    with pytest.raises(CaptureDiffersError, match="via grad"):
-        memplan.capture(step(), via="grad")
 
 
 # --- A loss that is scaled ------------------------------------------------------------------------
@@ -464,17 +431,14 @@ def grad_scaler(**settings: Any) -> Any:
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])
-@pytest.mark.parametrize("via", ["grad", "joint"])
-def test_each_optimizer_skips_for_its_own_gradients(
-    via: str, clip: float | None, tmp_path: Path
-) -> None:
+def test_each_optimizer_skips_for_its_own_gradients(clip: float | None, tmp_path: Path) -> None:
     """With a counter of its own: Adam's correction depends on how many steps it has taken."""
     torch.manual_seed(0)
     model, x = Two(), torch.full((2, 3), 0.25)
     given = memplan.TorchStep(
         model, None, {"x": x}, optimizers(model), scaler=grad_scaler(), clip_norm=clip
     )
-    capture = memplan.capture(given, tmp_path / "step.onnx", via=via)
+    capture = memplan.capture(given, tmp_path / "step.onnx")
     assert (capture.check.verdict, capture.check.steps) == (Verdict.EQUAL, 5)
     trainer = memplan.Trainer(tmp_path / "step.onnx")
     several, scaler = optimizers(model), grad_scaler(growth_interval=2000)
@@ -550,17 +514,14 @@ SCALED_WRONGLY = {
 
 
 @pytest.mark.parametrize("wrong", SCALED_WRONGLY)
-@pytest.mark.parametrize("via", ["grad", "joint"])
-def test_what_a_scale_does_is_compared(
-    wrong: str, via: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_scale_does_is_compared(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Two()
     SCALED_WRONGLY[wrong](monkeypatch)
     given = memplan.TorchStep(
         model, None, {"x": torch.full((2, 3), 0.25)}, optimizers(model), scaler=grad_scaler()
     )
     with pytest.raises(CaptureDiffersError, match=wrong):
-        memplan.capture(given, via=via)
+        memplan.capture(given)
 
 
 @pytest.mark.parametrize("scale", ["dynamic", 1024.0])
@@ -684,7 +645,7 @@ def test_a_step_that_pytorch_cannot_take_is_refused(tmp_path: Path) -> None:
         memplan.capture(given, tmp_path / "step.onnx")
     assert "heaviside" in caught.value.message
     assert not list(tmp_path.iterdir())
-    assert memplan.capture(given, via="grad", check=False).check is None
+    assert memplan.capture(given, check=False).check is None
 
 
 # --- Steps that are rude --------------------------------------------------------------------------

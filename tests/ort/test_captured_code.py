@@ -1,5 +1,5 @@
 """Pieces of training code whose gradient is not that of their forward graph, or whose ONNX form is
-not theirs: both roads against PyTorch. A row each."""
+not theirs: against PyTorch. A row each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from helpers.torch_steps import captured, gradient_error  # noqa: E402
 pytestmark = pytest.mark.ort
 TOLERANCE = 1e-4
 """Relative, in float32."""
-BOTH = ("grad", "joint")
 Step = Callable[..., Any]
 ROWS: dict[str, tuple[Step, tuple[str, ...], tuple[str, ...]]] = {}
 
@@ -52,9 +51,9 @@ def batch() -> dict[str, Any]:
     }
 
 
-def row(*inputs: str, roads: tuple[str, ...] = BOTH) -> Callable[[Step], Step]:
+def row(*inputs: str) -> Callable[[Step], Step]:
     def note(step: Step) -> Step:
-        ROWS[step.__name__] = (step, inputs or ("x",), roads)
+        ROWS[step.__name__] = (step, inputs or ("x",))
         return step
 
     return note
@@ -174,7 +173,6 @@ def made_without_gradient_and_filled_with_one(m: Any, x: Any) -> Any:
     return (m.b(h) * k).square().sum()
 
 
-@row(roads=("joint",))
 def changed_behind_autograds_back(m: Any, x: Any) -> Any:
     h = m.a(x) * 1
     h.detach().mul_(2)
@@ -209,7 +207,7 @@ for reduction in ("mean", "sum"):
             }
             return F.cross_entropy(m.a(x), labels, **options)
 
-        ROWS[name] = (smoothed, ("x", "labels"), BOTH)
+        ROWS[name] = (smoothed, ("x", "labels"))
 
 
 @row("x", "labels")
@@ -323,16 +321,14 @@ def convolution_of_volumes_without_bias(m: Any, volume: Any) -> Any:
     return m.deep(volume).square().sum()
 
 
-@pytest.mark.parametrize(
-    ("name", "via"), [(name, via) for name, (*_, roads) in ROWS.items() for via in roads]
-)
-def test_loss_and_gradients_are_those_of_pytorch(name: str, via: str) -> None:
-    step, inputs, _ = ROWS[name]
+@pytest.mark.parametrize("name", ROWS)
+def test_loss_and_gradients_are_those_of_pytorch(name: str) -> None:
+    step, inputs = ROWS[name]
     torch.manual_seed(0)
     module, given = Net(), {key: batch()[key] for key in inputs}
     with torch.no_grad():
         before = {key: value.clone() for key, value in module.state_dict().items()}
-    capture = captured(memplan.TorchStep(module, step, given), via)
+    capture = captured(memplan.TorchStep(module, step, given))
     assert DOMAIN not in {node.domain for node in capture.model.graph.node}
     assert DOMAIN not in {item.domain for item in capture.model.opset_import}
     module.load_state_dict(before)
@@ -341,9 +337,9 @@ def test_loss_and_gradients_are_those_of_pytorch(name: str, via: str) -> None:
     assert error <= TOLERANCE
 
 
-def refused(step: Step, via: str, **given: Any) -> str:
+def refused(step: Step, **given: Any) -> str:
     with pytest.raises(memplan.MemplanError) as caught:
-        captured(memplan.TorchStep(Net(), step, given), via)
+        captured(memplan.TorchStep(Net(), step, given))
     return f"{caught.value.message} {caught.value.hint}"
 
 
@@ -361,9 +357,9 @@ def test_what_cannot_be_said_is_refused_by_name() -> None:
         m.a.weight.requires_grad_(True)
         return m.a(x).sum()
 
-    assert "max_norm" in refused(limited, "joint", tokens=tokens)
-    assert "ctc_loss" in refused(sequences, "grad", x=x)
-    assert "detach()" in refused(changed_behind_autograds_back, "grad", x=x)
+    assert "max_norm" in refused(limited, tokens=tokens)
+    assert "ctc_loss" in refused(sequences, x=x)
+    assert "detach()" in refused(changed_behind_autograds_back, x=x)
     frozen = Net()
     frozen.a.weight.requires_grad_(False)
     with pytest.raises(memplan.MemplanError, match="requires_grad_"):
@@ -420,9 +416,8 @@ DRAWS: dict[str, Step] = {
 }
 
 
-@pytest.mark.parametrize("via", BOTH)
 @pytest.mark.parametrize("name", [*DRAWS, "lstm", "gru", "rnn"])
-def test_what_is_drawn_is_drawn_anew_and_as_in_pytorch(name: str, via: str) -> None:
+def test_what_is_drawn_is_drawn_anew_and_as_in_pytorch(name: str) -> None:
     """Mean and deviation of the loss over 200 steps."""
     import onnxruntime
 
@@ -436,7 +431,7 @@ def test_what_is_drawn_is_drawn_anew_and_as_in_pytorch(name: str, via: str) -> N
         def step(m: Any, x: Any) -> Any:
             return m.layers(m.a(x)[None])[0].square().mean()
 
-    capture = captured(memplan.TorchStep(module, step, {"x": x}), via)
+    capture = captured(memplan.TorchStep(module, step, {"x": x}))
     session = onnxruntime.InferenceSession(
         capture.model.SerializeToString(), providers=["CPUExecutionProvider"]
     )

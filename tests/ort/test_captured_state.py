@@ -17,7 +17,6 @@ from torch import nn  # noqa: E402
 from helpers.torch_steps import captured, outputs_of  # noqa: E402
 
 pytestmark = pytest.mark.ort
-ROADS = pytest.mark.parametrize("via", ["grad", "joint"])
 
 
 class Net(nn.Module):
@@ -54,11 +53,11 @@ def through_cond(net: Any, x: Any) -> Any:
     return torch.cond(x.sum() > 0, net.student, net.teacher, (x,)).square().mean()
 
 
-def compare(step: Any, via: str) -> memplan.Capture:
+def compare(step: Any) -> memplan.Capture:
     """Everything that a step leaves, against PyTorch."""
     torch.manual_seed(0)
     net, x = Net(), torch.randn(5, 4)
-    capture = captured(memplan.TorchStep(net, step, {"x": x.clone()}), via)
+    capture = captured(memplan.TorchStep(net, step, {"x": x.clone()}))
     found = outputs_of(capture.model, {"x": x.numpy()})
     before = {name: value.clone() for name, value in net.state_dict().items()}
     loss = step(net, x.clone())
@@ -73,36 +72,31 @@ def compare(step: Any, via: str) -> memplan.Capture:
     return capture
 
 
-@ROADS
-def test_a_buffer_that_is_assigned_anew_is_renewed(via: str) -> None:
-    new_values = compare(statistics, via).contract.new_values
+def test_a_buffer_that_is_assigned_anew_is_renewed() -> None:
+    new_values = compare(statistics).contract.new_values
     assert new_values == {"mean_new": "mean", "count_new": "count"}
 
 
-@ROADS
-def test_a_teacher_that_the_step_writes_is_renewed(via: str) -> None:
-    capture = compare(distilled, via)
+def test_a_teacher_that_the_step_writes_is_renewed() -> None:
+    capture = compare(distilled)
     assert capture.contract.new_values == {"teacher.weight_new": "teacher.weight"}
     assert capture.frozen == ("teacher.bias",)
 
 
-@ROADS
-def test_a_batch_that_is_written_over_is_not_handed_out(via: str) -> None:
-    compare(written_over, via)
+def test_a_batch_that_is_written_over_is_not_handed_out() -> None:
+    compare(written_over)
 
 
-@ROADS
-def test_modules_in_a_branch_of_torch_cond(via: str) -> None:
-    compare(through_cond, via)
+def test_modules_in_a_branch_of_torch_cond() -> None:
+    compare(through_cond)
 
 
-@ROADS
-def test_what_nothing_is_trained_by_is_refused_in_the_same_words(via: str) -> None:
+def test_what_nothing_is_trained_by_is_refused_in_the_same_words() -> None:
     def detached(net: Any, x: Any) -> Any:
         return net.student(x).detach().square().mean()
 
     with pytest.raises(ModelError, match="no parameter that requires a gradient leads to the loss"):
-        captured(memplan.TorchStep(Net(), detached, {"x": torch.randn(5, 4)}), via)
+        captured(memplan.TorchStep(Net(), detached, {"x": torch.randn(5, 4)}))
 
 
 def test_nodes_without_gradients_tell_their_modules() -> None:
@@ -113,7 +107,7 @@ def test_nodes_without_gradients_tell_their_modules() -> None:
 
     told = {
         item.value
-        for node in compare(step, "joint").model.graph.node
+        for node in compare(step).model.graph.node
         for item in node.metadata_props
         if item.key == "memplan.module"
     }

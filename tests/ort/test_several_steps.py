@@ -25,7 +25,6 @@ pytestmark = pytest.mark.ort
 STEPS = 30
 NOISE = 2e-5
 """Of a loss in float32 after 30 steps. Eager PyTorch is off its own float64 by up to 2e-6 here."""
-VIA = "grad"
 
 
 class Adversaries(nn.Module):  # type: ignore[name-defined,misc]
@@ -64,14 +63,14 @@ class Pair:
         self.g = torch.optim.Adam(self.model.g.parameters(), 1e-3, betas=(0.5, 0.999))
         self.batches = [(torch.randn(8, 6) + 1, torch.randn(8, 3)) for _ in range(STEPS)]
 
-    def steps(self, frozen: str = "inputs", via: str = VIA) -> dict[str, Any]:
+    def steps(self, frozen: str = "inputs") -> dict[str, Any]:
         """The captured steps."""
         x, z = self.batches[0]
         made = {
             "d": memplan.TorchStep(self.model, d_loss, (x, z), self.d, frozen=frozen),
             "g": memplan.TorchStep(self.model, g_loss, (z,), self.g, frozen=frozen),
         }
-        return {name: captured(step, via).model for name, step in made.items()}
+        return {name: captured(step).model for name, step in made.items()}
 
     def train(self) -> Iterator[tuple[float, dict[str, Any], float]]:
         """Losses and metrics of PyTorch's own loop."""
@@ -92,9 +91,9 @@ def both(trainer: memplan.AlternatingTrainer, batch: Any) -> tuple[float, float]
     return trainer.step("d", x=x, z=z), trainer.step("g", z=z)
 
 
-@pytest.fixture(scope="module", params=["grad", "joint"])
-def files(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return Pair().steps(via=request.param)
+@pytest.fixture(scope="module")
+def files() -> dict[str, Any]:
+    return Pair().steps()
 
 
 @pytest.mark.parametrize("in_place", [True, False])
@@ -163,9 +162,8 @@ def agreement(model: Any, x: Any, y: Any) -> Any:
     return 2 - 2 * (found * target).sum(-1).mean()
 
 
-@pytest.mark.parametrize("via", ["grad", "joint"])
 @pytest.mark.parametrize("buffers", ["keep", "copy"])
-def test_a_teacher_follows_its_student_as_in_pytorch(via: str, buffers: str) -> None:
+def test_a_teacher_follows_its_student_as_in_pytorch(buffers: str) -> None:
     torch.manual_seed(0)
     model = Taught().train()
     with torch.no_grad():
@@ -177,7 +175,7 @@ def test_a_teacher_follows_its_student_as_in_pytorch(via: str, buffers: str) -> 
     batches = [(torch.randn(8, 6), torch.randn(8, 6)) for _ in range(STEPS)]
     ema = memplan.Ema(0.9, {"teacher": "student"}, buffers)
     step = memplan.TorchStep(model, agreement, batches[0], optimizer, ema=ema)
-    capture = captured(step, via)
+    capture = captured(step)
     assert "teacher.3.weight" in capture.contract.named(Role.AVERAGE)
     trainer = memplan.Trainer(capture.model, threads=1)
     for x, y in batches:
@@ -198,8 +196,7 @@ def test_a_teacher_follows_its_student_as_in_pytorch(via: str, buffers: str) -> 
             np.testing.assert_allclose(state[name], value.numpy(), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("via", ["grad", "joint"])
-def test_averages_are_those_of_swa_utils(via: str, tmp_path: Path) -> None:
+def test_averages_are_those_of_swa_utils(tmp_path: Path) -> None:
     """``AveragedModel`` copies at its first update, which is a decay of 0."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
@@ -208,7 +205,7 @@ def test_averages_are_those_of_swa_utils(via: str, tmp_path: Path) -> None:
     averaged = swa.AveragedModel(model, multi_avg_fn=swa.get_ema_multi_avg_fn(0.9))
     batches = [(torch.randn(8, 4), torch.randint(0, 3, (8,))) for _ in range(STEPS)]
     loss = functional.cross_entropy
-    capture = captured(memplan.TorchStep(model, loss, batches[0], optimizer, ema=0.9), via)
+    capture = captured(memplan.TorchStep(model, loss, batches[0], optimizer, ema=0.9))
     trainer = memplan.Trainer(capture.model, threads=1)
     assert (trainer.state_dict()["0.weight.ema"] == trainer.state_dict()["0.weight"]).all()
     trainer.set("ema_decay", lambda step: 0.0 if step == 1 else 0.9)
@@ -259,4 +256,4 @@ def test_averages_that_cannot_be_are_refused(ema: Any, says: str) -> None:
     batch = (torch.randn(8, 6), torch.randn(8, 6))
     step = memplan.TorchStep(model, agreement, batch, torch.optim.SGD(parameters, 0.1), ema=ema)
     with pytest.raises(UsageError, match=says):
-        captured(step, VIA)
+        captured(step)

@@ -17,34 +17,6 @@ from memplan.units import format_bytes
 SCHEMA = "memplan.capture/1"
 
 
-@dataclass(frozen=True, slots=True)
-class Road:
-    """One way from the step to a graph, as it was tried.
-
-    ``name`` is ``grad`` or ``joint``. ``peak_bytes`` and ``stash_bytes`` are simulated for a tuned
-    session on the CPU at the sizes of the example batch; None where it did not lead to a graph.
-    ``failure`` says why it was not taken.
-    """
-
-    name: str
-    nodes: int = 0
-    seconds: float = 0.0
-    peak_bytes: int | None = None
-    stash_bytes: int | None = None
-    failure: str = ""
-
-    def as_json(self) -> dict[str, object]:
-        """The JSON object of the contract."""
-        return {
-            "name": self.name,
-            "nodes": self.nodes,
-            "seconds": round(self.seconds, 2),
-            "peak_bytes": self.peak_bytes,
-            "stash_bytes": self.stash_bytes,
-            "failure": self.failure,
-        }
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class Capture(Summary):
     """A captured training step; ``output`` is None if nothing was written.
@@ -54,8 +26,8 @@ class Capture(Summary):
         output: the file.
         data: the file that holds the weights, if they are apart.
         model: the graph. Its weights are in it unless they are apart or were left out.
-        via: the road that was taken: ``grad`` or ``joint``.
-        roads: what was tried.
+        peak_bytes: simulated for a tuned session on the CPU, with kernel workspace, at the sizes of
+            the example batch; ``stash_bytes``: what the forward part keeps for the backward part.
         contract: what every input and output is.
         trained: parameters by which the loss was differentiated.
         frozen: parameters that are read and not trained; constants of the graph, or inputs.
@@ -80,8 +52,8 @@ class Capture(Summary):
     output: Path | None
     data: Path | None
     model: onnx.ModelProto
-    via: str
-    roads: tuple[Road, ...]
+    peak_bytes: int
+    stash_bytes: int
     contract: Contract
     trained: tuple[str, ...]
     frozen: tuple[str, ...]
@@ -117,7 +89,6 @@ class Capture(Summary):
         """What ``repr`` shows."""
         return (
             ("Capture", f"of {self.source}"),
-            ("road", self.via),
             ("nodes", f"{len(self.model.graph.node):,}"),
             (f"trained ({len(self.trained)})", ", ".join(self.trained)),
             ("batch", ", ".join(self.batch)),
@@ -131,9 +102,9 @@ class Capture(Summary):
         return {
             "schema": SCHEMA,
             "source": self.source,
-            "via": self.via,
-            "roads": [road.as_json() for road in self.roads],
             "nodes": len(self.model.graph.node),
+            "peak_bytes": self.peak_bytes,
+            "stash_bytes": self.stash_bytes,
             "loss": self.contract.loss,
             "batch": {name: list(self.sizes[name]) for name in self.batch},
             "dims": dict(self.dims),

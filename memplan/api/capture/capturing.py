@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memplan.api.capture.capture_check import CaptureDiffersError, Check, Verdict
-from memplan.api.capture.capture_result import Capture, Road
+from memplan.api.capture.capture_result import Capture
 from memplan.api.capture.captured_weights import MOST_EMBEDDED, WeightPlace, embed, write_captured
 from memplan.api.capture.kernel_support import kernel_notes, require_kernels
 from memplan.api.rewrite_options import refuses
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from memplan.api.capture.step_gradients import Trained
     from memplan.pytorch.reading import Reading
 
-VIA = ("auto", "grad", "joint")
 Progress = Callable[[str], None]
 
 
@@ -41,7 +39,6 @@ Progress = Callable[[str], None]
 class _Wanted:
     """What a caller asks for; ``target`` is the file, if one is to be written."""
 
-    via: str
     check: bool
     weights: str
     target: Path | None
@@ -49,12 +46,13 @@ class _Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class _Taken:
-    """A road that led to a graph, and what came of holding that against PyTorch."""
+class _Built:
+    """A training graph, what it takes, and what came of holding it against PyTorch."""
 
-    road: Road
     trained: Trained
     done: Finished
+    peak_bytes: int
+    stash_bytes: int
     check: Check | None = None
 
 
@@ -63,12 +61,12 @@ class _Taken:
     clip_value="TorchStep(..., clip_value=0.5)",
     ema="TorchStep(..., ema=0.999)",
     loss_scale="TorchStep(..., scaler=1024)",
+    via="leave it out: there is one way to capture",
 )
 def capture(
     step: TorchStep | tuple[object, ...] | Mapping[str, object] | str,
     output: Path | str | None = None,
     *,
-    via: str = "auto",
     dynamic: str | Mapping[str, Mapping[int, str]] | None = None,
     weights: str = "auto",
     check: bool = True,
@@ -84,8 +82,6 @@ def capture(
             fields, or ``FILE.py:FUNCTION``: a function without arguments that returns one. Its code
             is run.
         output: where to write; None: nowhere.
-        via: ``grad``: PyTorch's forward graph and memplan's gradients; ``joint``: autograd's own
-            backward; ``auto``: ``grad``, and ``joint`` where that is closed or fails the check.
         dynamic: names of dynamic dimensions, instead of the step's own.
         weights: ``embed`` them in the file, ``copy`` them to ``OUTPUT.data``, or leave them out
             (``none``); ``auto`` embeds up to 256 MiB.
@@ -97,15 +93,13 @@ def capture(
         progress: called with what is being done.
 
     Raises:
-        CaptureDiffersError: the captured step is not PyTorch's, by any road; nothing was written.
+        CaptureDiffersError: the captured step is not PyTorch's; nothing was written.
         ModelError: PyTorch refuses the model or cannot take the step, or it has an operator without
             a gradient.
         RuntimeUnavailableError: PyTorch is not installed, too old, or so new that it fails.
         UsageError: the function fails, returns something else, or has an optimizer that cannot be
             captured; an output cannot be written.
     """
-    if via not in VIA:
-        raise UsageError(f"unknown --via '{via}' ({', '.join(VIA)})", "auto tries both")
     counter = parse_dropout(dropout)
     require_torch()
     target = as_output(output)
@@ -118,7 +112,7 @@ def capture(
     changes = {name: value for name, value in changes.items() if value is not None}
     # What the step changes to another folder for must not move the output.
     written = None if target is None else Path(os.path.abspath(target))
-    wanted = _Wanted(via, check, weights, written, counter)
+    wanted = _Wanted(check, weights, written, counter)
     from_file = users_code(split_target(step)[0]) if isinstance(step, str) else nullcontext()
     with named_in_failures("capture"), from_file:
         found, source = _step(step, changes)
@@ -145,13 +139,13 @@ def _captured(
         check_target(data_file(target), force)
     try:
         with defaults(PLAIN):
-            taken, tried = _taken(reading, wanted, say)
+            built = _checked(reading, wanted, say)
     finally:
         reading.state.put_back()
     say("writing")
-    data = _write(taken.done, target, force)
+    data = _write(built.done, target, force)
     data = None if data is None or shown is None else shown.with_name(data.name)
-    return _answer(reading, taken, wanted, tried, shown, data, source)
+    return _answer(reading, built, wanted, shown, data, source)
 
 
 def _write(done: Finished, target: Path | None, force: bool) -> Path | None:
@@ -194,55 +188,43 @@ def _say_nothing(_: str) -> None:
     pass
 
 
-def _taken(reading: Reading, wanted: _Wanted, say: Progress) -> tuple[_Taken, tuple[Road, ...]]:
-    """The first road that leads to a graph and, if that is asked for, to PyTorch's step; and what
-    was tried. A step that rounds more than usual is taken where no other road is better.
+def _checked(reading: Reading, wanted: _Wanted, say: Progress) -> _Built:
+    """The training graph, held against PyTorch's step if that is asked for.
 
     Raises:
-        CaptureDiffersError: no graph is PyTorch's step.
-        ModelError: no road leads to a graph, or PyTorch itself cannot take the step.
+        CaptureDiffersError: it is not PyTorch's step.
+        ModelError: there is none, or PyTorch itself cannot take the step.
     """
+    from memplan.api.capture.checker import check_captured
     from memplan.api.capture.reference import Reference
 
-    names = ("grad", "joint") if wanted.via == "auto" else (wanted.via,)
-    roads: list[Road] = []
-    failed: list[MemplanError] = []
-    wrong: list[_Taken] = []
-    rough: _Taken | None = None
+    say("differentiating")
     reference = Reference(reading) if wanted.check else None
-    for name in names:
-        say(f"via {name}")
-        try:
-            taken = _take(reading, name, wanted)
-        except UsageError:
-            raise
-        except MemplanError as error:
-            if isinstance(error, InvalidNodeError) and (at := reading.place_of_node(error.node)):
-                error.message = f"{error.message} ({at})"
-            failed.append(error)
-            roads.append(Road(name, failure=error.message))
-            continue
+    try:
+        built = _built(reading, wanted)
+    except UsageError:
+        raise
+    except MemplanError as error:
+        if isinstance(error, InvalidNodeError) and (at := reading.place_of_node(error.node)):
+            error.message = f"{error.message} ({at})"
         if reference is not None:
-            say(f"via {name}, checking against PyTorch")
-            taken = _checked(reference, taken)
-        roads.append(taken.road)
-        if taken.check is not None and taken.check.verdict is Verdict.DIFFERS:
-            wrong.append(taken)
-        elif taken.check is None or not (taken.check.granted or rough):
-            return taken, tuple(roads)
-        elif rough is None or _is_exact(taken):
-            rough = taken
-    if rough is not None:
-        return rough, tuple(roads)
-    if wrong:
-        raise _differs(wrong)
-    if reference is not None:
-        failed[0].hint = _kept_beside(reference, failed[0].hint)
-    raise failed[0]
+            error.hint = _kept_beside(reference, error.hint)
+        raise
+    if reference is None:
+        return built
+    say("checking against PyTorch")
+    found = check_captured(reference, built.done, built.trained, built.peak_bytes)
+    if found.verdict is Verdict.DIFFERS:
+        raise CaptureDiffersError(
+            f"the captured step is not PyTorch's: {found.summary}; nothing was written",
+            "; ".join([*found.causes, "--no-check (check=False) writes it all the same"]),
+            found,
+        )
+    return replace(built, check=found)
 
 
 def _kept_beside(reference: Reference, hint: str) -> str:
-    """A hint for a step that no road captures, with what it changes in Python."""
+    """A hint for a step that cannot be captured, with what it changes in Python."""
     from memplan.api.capture.later_steps import CAUSE, quoted
 
     try:
@@ -252,32 +234,22 @@ def _kept_beside(reference: Reference, hint: str) -> str:
     return f"{hint}; steps change {quoted(changed)}: {CAUSE}" if changed else hint
 
 
-def _is_exact(taken: _Taken) -> bool:
-    """Whether a road was found to be right without more than usual rounding."""
-    check = taken.check
-    return check is not None and check.verdict is Verdict.EQUAL and not check.granted
-
-
-def _take(reading: Reading, name: str, wanted: _Wanted) -> _Taken:
+def _built(reading: Reading, wanted: _Wanted) -> _Built:
     from memplan.api.capture.captured_file import finish
-    from memplan.api.capture.step_gradients import by_autograd, by_grad
+    from memplan.api.capture.step_gradients import differentiated
     from memplan.api.capture.update_check import sink_maker
 
-    begin = time.perf_counter()
-    exported = reading.forward() if name == "grad" else reading.joint()
+    exported = reading.forward()
     make_sink = sink_maker(reading.optimizer, reading.treatment, reading.averages, exported.renewed)
-    if name == "grad":
-        named = [each for each in exported.parameters if each in reading.trainable]
-        trained = by_grad(exported.model, exported.loss, named, make_sink, wanted.counter)
-    else:
-        trained = by_autograd(exported, make_sink, wanted.counter)
+    named = [each for each in exported.parameters if each in reading.trainable]
+    trained = differentiated(exported.model, exported.loss, named, make_sink, wanted.counter)
     require_kernels(trained.model)
-    road = Road(name, len(trained.model.graph.node), time.perf_counter() - begin)
     done = finish(reading, exported, trained, wanted.weights, wanted.target)
-    return _Taken(_measured(reading, road, done), trained, done)
+    return _Built(trained, done, *_sizes(reading, done))
 
 
-def _measured(reading: Reading, road: Road, done: Finished) -> Road:
+def _sizes(reading: Reading, done: Finished) -> tuple[int, int]:
+    """The peak with kernel workspace, and the stash."""
     from onnx import helper
 
     from memplan.api.analysis import analyze
@@ -290,38 +262,13 @@ def _measured(reading: Reading, road: Road, done: Finished) -> Road:
             model.graph.input.append(info)
     analysis = analyze(model, dims=reading.dims)
     stash = sum(item.nbytes for item in analysis.stashes)
-    peak = analysis.timeline.peak_with_workspace_bytes
-    return replace(road, peak_bytes=peak, stash_bytes=stash)
-
-
-def _checked(reference: Reference, taken: _Taken) -> _Taken:
-    from memplan.api.capture.checker import check_captured
-
-    found = check_captured(reference, taken.done, taken.trained, taken.road.peak_bytes or 0)
-    failure = f"differs from PyTorch: {found.summary}" if found.differences else ""
-    if found.granted:
-        failure = f"{counted(found.granted, 'tensor')} off by more than usual rounding"
-    return replace(taken, check=found, road=replace(taken.road, failure=failure))
-
-
-def _differs(wrong: Sequence[_Taken]) -> CaptureDiffersError:
-    """What is said of a step that no road captures rightly: what the last one has wrong."""
-    check = wrong[-1].check
-    if check is None:
-        raise AssertionError("it was checked")
-    tried = " and ".join(taken.road.name for taken in wrong)
-    return CaptureDiffersError(
-        f"the captured step (via {tried}) is not PyTorch's: {check.summary}; nothing was written",
-        "; ".join([*check.causes, "--no-check (check=False) writes it all the same"]),
-        check,
-    )
+    return analysis.timeline.peak_with_workspace_bytes, stash
 
 
 def _answer(
     reading: Reading,
-    taken: _Taken,
+    built: _Built,
     wanted: _Wanted,
-    tried: tuple[Road, ...],
     output: Path | None,
     data: Path | None,
     source: str,
@@ -329,20 +276,21 @@ def _answer(
     from memplan.api.capture.update_check import scale_of
     from memplan.api.grad.notes import notes_on_holding
 
-    done, optimizer, scale = taken.done, reading.optimizer, scale_of(reading.treatment)
+    done, optimizer, scale = built.done, reading.optimizer, scale_of(reading.treatment)
+    peak, nodes = format_bytes(built.peak_bytes), counted(len(done.model.graph.node), "node")
     return Capture(
         source=source,
         output=output,
         data=data,
         model=done.model,
-        via=taken.road.name,
-        roads=tried,
+        peak_bytes=built.peak_bytes,
+        stash_bytes=built.stash_bytes,
         contract=done.contract,
-        trained=taken.trained.wrt,
+        trained=built.trained.wrt,
         frozen=done.frozen,
         frozen_inputs=done.given,
         dropout=OPERATOR if wanted.counter is None else wanted.counter.text,
-        counted_masks=taken.trained.counted.masks,
+        counted_masks=built.trained.counted.masks,
         ema_decay=None if reading.averages is None else reading.averages.decay,
         unused=done.unused,
         dims=reading.dims,
@@ -354,24 +302,15 @@ def _answer(
         weights=str(done.place),
         weight_bytes=sum(weight.nbytes for weight in done.weights.values()),
         notes=(
-            *_road_notes(tried, taken.road.name),
+            f"peak {peak} with kernel workspace, {nodes}",
             *torch_notes(),
             *reading.notes,
-            *notes_on_holding(taken.trained.sink),
-            *taken.trained.counted.notes,
+            *notes_on_holding(built.trained.sink),
+            *built.trained.counted.notes,
             *done.notes,
             *kernel_notes(done.model),
         ),
         torch=version("torch"),
         sizes=reading.sizes,
-        check=taken.check,
+        check=built.check,
     )
-
-
-def _road_notes(roads: tuple[Road, ...], via: str) -> tuple[str, ...]:
-    """What decided between the roads, and what the one that was taken takes."""
-    own = next(road for road in roads if road.name == via)
-    peak = f"peak {format_bytes(own.peak_bytes or 0)} with kernel workspace"
-    size = f"via {via}: {peak}, {counted(own.nodes, 'node')}"
-    left = [f"via {road.name}: {road.failure}" for road in roads if road.failure]
-    return (size, *left)

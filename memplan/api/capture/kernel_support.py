@@ -31,7 +31,7 @@ def require_kernels(model: onnx.ModelProto) -> None:
         more = " ..." if len(found) > _NAMED else ""
         raise ModelError(
             f"no provider of ONNX Runtime runs this step in {found[0].dtype}: {names}{more}",
-            "keep these modules in float32 and train under torch.autocast, or try the other --via",
+            "keep these modules in float32 and train under torch.autocast",
         )
 
 

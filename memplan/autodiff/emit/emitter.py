@@ -15,6 +15,7 @@ from memplan.autodiff.emit.value import Array, Number, Operand, Value
 from memplan.autodiff.emit.without_bfloat16 import BFLOAT16, FLOAT, widest, works_in_float32
 from memplan.errors import MemplanError
 from memplan.ops.book import VIEWS
+from memplan.proto.edit import copied, rename_reads
 from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY
 from memplan.proto.names import NameAuthority
 from memplan.shapes.one_node import infer_types
@@ -253,6 +254,24 @@ class Emitter:
             self.makers[name] = node
         target = self.nodes if self._place is None else self.behind.setdefault(self._place, [])
         target.append(node)
+
+    def again(self, node: onnx.NodeProto, instead: Mapping[str, str]) -> dict[str, str]:
+        """A node once more, which reads other tensors; its outputs and those of the new one.
+
+        Args:
+            node: it stands in this graph.
+            instead: tensors, and those of the same types that are read in their place.
+        """
+        made = copied(node)
+        del made.metadata_props[:]
+        rename_reads(made, instead)
+        made.name = self.fresh(f"{self._scope.stem}/{node.op_type}")
+        outputs = {name: self.fresh(f"{made.name}/{name}") for name in node.output if name}
+        made.output[:] = [outputs.get(name, "") for name in node.output]
+        if self._scope.metadata and self.in_backward:
+            helper.set_metadata_props(made, dict(self._scope.metadata))
+        self.add(made, tuple(self.types.get(name, UNKNOWN) for name in node.output))
+        return outputs
 
     def infer(self, node: onnx.NodeProto) -> tuple[TensorType, ...]:
         """The types of a node's outputs by ONNX's rules for that operator.

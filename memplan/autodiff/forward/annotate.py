@@ -159,7 +159,8 @@ class Annotator:
                 self.types[node.output[0]] = TensorType(constant.dtype, constant.shape)
                 return
         if is_surrogate(node):
-            self.note(node.output[0], self.types.get(node.input[0], UNKNOWN))
+            for name, value in zip(node.output, node.input, strict=False):
+                self.note(name, self.types.get(value, UNKNOWN))
             return
         try:
             found = infer_types(node, self.types, self.constants, default_opset(self.model))

@@ -1,4 +1,4 @@
-"""What changes gradients and stands in no forward graph is noted, with its name and line."""
+"""What changes gradients is recorded while a step is traced, or noted with its name and line."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ import pytest
 from memplan.errors import ModelError
 
 torch: Any = pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
 from torch import nn  # noqa: E402
 
-from memplan.pytorch.custom_backward import (  # noqa: E402
-    noted,
-    require_plain,
-    require_traceable,
-)
+from memplan.pytorch.custom_backward import Recorder, recording  # noqa: E402
 
 
 class Doubled(torch.autograd.Function):
@@ -32,77 +29,61 @@ def halved(grad: Any) -> Any:
     return grad / 2
 
 
-def kinds(model: Any, run: Any) -> list[str]:
-    with noted(model) as found:
+def refused(model: Any, run: Any) -> list[str]:
+    recorder = Recorder(model)
+    with recording(recorder):
         run(model, torch.randn(3, 4))
-    assert all("test_custom_backward.py:" in str(each) for each in found)
-    return [f"{each.kind} {each.name}" for each in found]
+    assert all("test_custom_backward.py:" in str(each) for each in recorder.refused)
+    return [f"{each.kind} {each.name}" for each in recorder.refused]
 
 
-def test_nothing_is_noted_of_a_plain_step() -> None:
-    def run(model: Any, x: Any) -> None:
-        model(x).sum().backward()
-
-    assert kinds(nn.Linear(4, 2), run) == []
-
-
-def test_functions_and_hooks_are_noted_once_per_line() -> None:
-    def run(model: Any, x: Any) -> None:
-        for _ in range(2):
-            h = Doubled.apply(model(x))
-        h.register_hook(halved)
-        h.sum().backward()
-
-    found = kinds(nn.Linear(4, 2), run)
-    assert found == ["autograd.Function Doubled", "tensor hook halved"]
+def test_a_plain_step_has_nothing_to_record() -> None:
+    recorder = Recorder(nn.Linear(4, 2))
+    with recording(recorder):
+        nn.Linear(4, 2)(torch.randn(3, 4)).sum().backward()
+    assert not recorder.hooks
+    recorder.require_recorded()
 
 
 def test_what_needs_no_gradient_has_no_backward() -> None:
     def run(model: Any, x: Any) -> None:
-        Doubled.apply(x)
+        assert Doubled.apply(x).grad_fn is None
         with torch.no_grad():
             Doubled.apply(model(x))
 
-    assert kinds(nn.Linear(4, 2), run) == []
+    assert refused(nn.Linear(4, 2), run) == []
 
 
 def test_saved_tensors_that_are_changed() -> None:
     def run(model: Any, x: Any) -> None:
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, halved):
-            model(x).square().sum().backward()
+        for _ in range(2):
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: t, halved):
+                model(x).square().sum().backward()
         with torch.autograd.graph.save_on_cpu():
             model(x).square().sum().backward()
 
-    assert kinds(nn.Linear(4, 2), run) == ["saved-tensor hook halved"]
+    assert refused(nn.Linear(4, 2), run) == ["saved-tensor hook halved"]
 
 
 def test_hooks_that_are_there_before() -> None:
     model = nn.Sequential(nn.Linear(4, 2))
     model[0].register_full_backward_hook(lambda _m, given, _o: given)
-    model[0].weight.register_hook(halved)
     model[0].bias.register_post_accumulate_grad_hook(lambda p: None)
-    assert kinds(model, lambda _model, _x: None) == [
+    model[0].weight.register_hook(halved)
+    assert refused(model, lambda _model, _x: None) == [
         "module hook <lambda> on 0",
-        "parameter hook halved on 0.weight",
         "post-accumulate-grad hook <lambda> on 0.bias",
     ]
+    recorder = Recorder(model)
+    with pytest.raises(ModelError, match=r"on 0' .* and 1 more"):
+        recorder.require_recorded()
+    ((name, (what, hooks)),) = recorder.brought.items()
+    assert (name, hooks) == ("0.weight", [halved])
+    assert str(what).startswith("parameter hook 'halved on 0.weight' (")
 
 
 def test_pytorch_is_left_as_it_was() -> None:
     before = (torch.autograd.Function.apply, torch.Tensor.register_hook)
-    with pytest.raises(ZeroDivisionError), noted(nn.Linear(1, 1)):
+    with pytest.raises(ZeroDivisionError), recording(Recorder(nn.Linear(1, 1))):
         raise ZeroDivisionError
     assert (torch.autograd.Function.apply, torch.Tensor.register_hook) == before
-
-
-def test_which_road_is_closed() -> None:
-    def run(model: Any, x: Any) -> None:
-        model(x).register_hook(halved)
-
-    with noted(nn.Linear(4, 2)) as found:
-        run(nn.Linear(4, 2), torch.randn(3, 4))
-    require_traceable(tuple(found))
-    with pytest.raises(ModelError, match="tensor hook 'halved'") as refusal:
-        require_plain(tuple(found))
-    assert "--via joint" in refusal.value.hint
-    require_plain(())

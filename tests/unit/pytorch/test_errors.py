@@ -39,9 +39,9 @@ def inside(function: Any) -> str:
     return f"test_errors.py:{function.__code__.co_firstlineno + 1})"
 
 
-def refusal(model: Any, step: Any, via: str) -> ModelError:
+def refusal(model: Any, step: Any) -> ModelError:
     with pytest.raises(ModelError) as found:
-        memplan.capture((model, step, {"x": torch.randn(3, 4)}, None), via=via)
+        memplan.capture((model, step, {"x": torch.randn(3, 4)}, None))
     return found.value
 
 
@@ -49,35 +49,33 @@ def whole(net: Any, x: Any) -> Any:
     return net(x).square().mean()
 
 
-@pytest.mark.parametrize("via", ["grad", "joint"])
-def test_an_operator_without_a_form(via: str) -> None:
-    said = refusal(nn.Sequential(nn.Linear(4, 4), Middle()), whole, via).message
+def test_an_operator_without_a_form() -> None:
+    said = refusal(nn.Sequential(nn.Linear(4, 4), Middle()), whole).message
     assert "aten.mode.default has no ONNX form" in said
     assert "module '1'" in said
     assert inside(Middle.forward) in said
 
 
-@pytest.mark.parametrize("via", ["grad", "joint"])
-def test_an_operator_in_the_loss_function(via: str) -> None:
+def test_an_operator_in_the_loss_function() -> None:
     def step(net: Any, x: Any) -> Any:
         return net(x).mode(1).values.mean()
 
-    said = refusal(nn.Linear(4, 4), step, via).message
+    said = refusal(nn.Linear(4, 4), step).message
     assert "aten.mode.default has no ONNX form" in said
     assert inside(step) in said
 
 
-def test_an_operator_of_a_module_that_is_traced_live() -> None:
+def test_an_operator_beside_a_backward_of_the_user_s() -> None:
     def step(net: Any, x: Any) -> Any:
         return Twice.apply(net(x)).mean()
 
-    said = refusal(nn.Sequential(nn.Linear(4, 4), Middle()), step, "joint").message
+    said = refusal(nn.Sequential(nn.Linear(4, 4), Middle()), step).message
     assert "module '1'" in said
     assert inside(Middle.forward) in said
 
 
 def test_a_branch_on_values() -> None:
-    found = refusal(nn.Sequential(nn.Linear(4, 4), Branching()), whole, "grad")
+    found = refusal(nn.Sequential(nn.Linear(4, 4), Branching()), whole)
     assert "module '1'" in found.message
     assert inside(Branching.forward) in found.message
     assert "torch.where" in found.hint
@@ -85,7 +83,7 @@ def test_a_branch_on_values() -> None:
 
 def test_a_normalization_over_all_batches() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=None))
-    found = refusal(model, whole, "grad")
+    found = refusal(model, whole)
     assert "module '1'" in found.message
     assert "momentum=None" in found.hint
 
@@ -96,7 +94,7 @@ def test_a_step_that_takes_a_gradient_by_itself() -> None:
         (grad,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
         return grad.square().mean()
 
-    found = refusal(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), step, "joint")
+    found = refusal(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), step)
     assert "takes a gradient by itself" in found.message
     assert f"test_errors.py:{step.__code__.co_firstlineno + 2})" in found.message
     assert "gradient penalty" in found.hint
@@ -128,12 +126,12 @@ def packed(net: Any, x: Any) -> Any:
 
 def test_a_failure_with_a_known_cure_names_it() -> None:
     """Inside PyTorch's own modules nobody finds a branch to replace."""
-    assert "tgt_is_causal=True" in refusal(*masked(), "grad").hint
-    assert "give it num_classes" in refusal(nn.Linear(4, 4), counted, "grad").hint
+    assert "tgt_is_causal=True" in refusal(*masked()).hint
+    assert "give it num_classes" in refusal(nn.Linear(4, 4), counted).hint
     gru = nn.GRU(4, 4, batch_first=True)
-    assert "run the recurrent module on the padded batch" in refusal(gru, packed, "grad").hint
+    assert "run the recurrent module on the padded batch" in refusal(gru, packed).hint
 
 
 def test_the_cure_that_is_named_helps() -> None:
     model, step = masked(tgt_is_causal=True)
-    memplan.capture((model, step, {"x": torch.randn(3, 4)}, None), via="grad", check=False)
+    memplan.capture((model, step, {"x": torch.randn(3, 4)}, None), check=False)

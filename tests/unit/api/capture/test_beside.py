@@ -75,15 +75,14 @@ def named(model: Any, x: Any, labels: Any) -> Any:
     return {"loss": value, "metrics": metrics, "logits": metrics["z"]}
 
 
-@pytest.mark.parametrize("via", ["grad", "joint"])
 @pytest.mark.parametrize("loss", [told, named])
-def test_metrics_are_outputs_and_change_no_gradient(via: str, loss: Any) -> None:
-    capture = captured(step(loss, optimizer=False), via)
+def test_metrics_are_outputs_and_change_no_gradient(loss: Any) -> None:
+    capture = captured(step(loss, optimizer=False))
     assert capture.metrics == ("accuracy", "right", "same", "z")
     assert capture.contract.loss == "loss"
     feeds = {name: value.numpy() for name, value in batch().items()}
     found = outputs_of(capture.model, feeds)
-    with_none = outputs_of(captured(step(optimizer=False), via).model, feeds)
+    with_none = outputs_of(captured(step(optimizer=False)).model, feeds)
     for name, value in with_none.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-7)
     _, wanted = told(step().model, **batch())
@@ -144,9 +143,8 @@ def test_a_run_logs_a_column_each(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert trainer.outputs["z"].shape == (5, 3)
 
 
-@pytest.mark.parametrize("via", ["grad", "joint"])
-def test_frozen_weights_as_inputs(via: str) -> None:
-    constants, inputs = (captured(step(frozen=way), via) for way in ("constants", "inputs"))
+def test_frozen_weights_as_inputs() -> None:
+    constants, inputs = (captured(step(frozen=way)) for way in ("constants", "inputs"))
     frozen = {"body.0.weight", "body.0.bias", "body.1.weight", "body.1.bias"}
     buffers = {"body.1.running_mean", "body.1.running_var", "shift"}
     assert set(constants.frozen) == set(inputs.frozen) == frozen
@@ -216,7 +214,7 @@ def test_options_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[st
         "    return memplan.TorchStep(model, loss, batch, optimizer, ema=0.75)\n"
     )
     given = ["capture", f"{tmp_path}/made.py:make_step", "-o", str(tmp_path / "step.onnx")]
-    given += ["--via", "grad", "--frozen", "inputs"]
+    given += ["--frozen", "inputs"]
     assert main([*given, "--format", "json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["frozen_inputs"] == ["0.weight", "0.bias"]

@@ -21,11 +21,10 @@ pytest.importorskip("onnxscript")
 from helpers.torch_steps import captured  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
-ROADS = ("grad", "joint")
 
 
 class Vector(nn.Module):  # type: ignore[name-defined,misc]
-    """A transposed matrix times a vector, forward; and backward, in both roads."""
+    """A transposed matrix times a vector, forward and backward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +49,7 @@ class Padded(nn.Module):  # type: ignore[name-defined,misc]
 
 
 class Pooled(nn.Module):  # type: ignore[name-defined,misc]
-    """Whose joint backward adds at indices."""
+    """Maxima of a rectified convolution."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,10 +86,9 @@ def step_of(kind: str) -> memplan.TorchStep:
 @pytest.mark.slow
 @pytest.mark.ort
 @pytest.mark.parametrize("kind", ["vector", "padded", "float16"])
-@pytest.mark.parametrize("via", ROADS)
-def test_every_session_computes_the_gradients_of_pytorch(via: str, kind: str) -> None:
+def test_every_session_computes_the_gradients_of_pytorch(kind: str) -> None:
     step = step_of(kind)
-    found = captured(step, via)
+    found = captured(step)
     assert not sharp_edges(found.model)
     assert not unsupported_kernels(found.model)
     *given, target = step.batch
@@ -109,9 +107,8 @@ def test_every_session_computes_the_gradients_of_pytorch(via: str, kind: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("via", ROADS)
-def test_a_float64_convolution_is_captured_and_a_note_says_what_runs_it(via: str) -> None:
-    (note,) = [text for text in captured(step_of("float64"), via).notes if "cannot run" in text]
+def test_a_float64_convolution_is_captured_and_a_note_says_what_runs_it() -> None:
+    (note,) = [text for text in captured(step_of("float64")).notes if "cannot run" in text]
     assert note.startswith("ONNX Runtime cannot run 2 nodes in double on the CPU (Conv '")
     assert note.endswith(
         "no session opens; sessions on CUDA run them; use float16 or float32 for the CPU"
@@ -133,29 +130,11 @@ def test_what_no_provider_runs_in_a_narrow_type_is_refused() -> None:
     require_kernels(parse(header + text.replace("T[", "float16[")))
 
 
-def test_a_road_that_nothing_runs_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memplan.api.capture import capturing
-
-    asked: list[onnx.ModelProto] = []
-
-    def refuse(model: onnx.ModelProto) -> None:
-        asked.append(model)
-        if len(asked) == 1:
-            raise ModelError("no provider runs this", "")
-
-    monkeypatch.setattr(capturing, "require_kernels", refuse)
-    x, y = torch.randn(4, 5), torch.randn(4, 3)
-    found = captured(memplan.TorchStep(nn.Linear(5, 3), F.mse_loss, (x, y)), "auto")
-    assert [road.failure for road in found.roads if road.name != found.via] == [
-        "no provider runs this"
-    ]
-
-
 @pytest.mark.slow
 def test_a_capture_says_first_that_no_session_on_the_cpu_opens_it() -> None:
     from memplan.report.tell.capture import tell_capture
 
-    text = text_of(tell_capture(captured(step_of("float64"), "grad")))
+    text = text_of(tell_capture(captured(step_of("float64"))))
     assert text.startswith("ONNX Runtime cannot run 2 nodes in double on the CPU (Conv '")
     assert text.count("no session opens; sessions on CUDA run them; use float16 or float32") == 1
 
@@ -175,5 +154,5 @@ class Mixed(nn.Module):  # type: ignore[name-defined,misc]
 def test_a_bfloat16_convolution_is_refused_with_its_module_and_line() -> None:
     batch = torch.randn(2, 1, 8, 8), torch.tensor([0, 1])
     with pytest.raises(ModelError, match=r"bfloat16.* \(module 'stem', .*py:\d+\)") as caught:
-        captured(memplan.TorchStep(Mixed(), F.cross_entropy, batch), "grad")
+        captured(memplan.TorchStep(Mixed(), F.cross_entropy, batch))
     assert caught.value.hint.startswith("use float16 or float32")

@@ -21,7 +21,6 @@ from helpers.llama import SMALL, Sizes, llama_step  # noqa: E402
 
 nn = torch.nn
 pytestmark = pytest.mark.slow
-ROADS = pytest.mark.parametrize("via", ["grad", "joint"])
 
 
 class Net(nn.Module):  # type: ignore[name-defined,misc]
@@ -47,19 +46,17 @@ def inputs(captured: memplan.Capture) -> set[str]:
     return {value.name for value in captured.model.graph.input}
 
 
-@ROADS
-def test_code_may_name_the_meta_device(via: str) -> None:
+def test_code_may_name_the_meta_device() -> None:
     def rest(h: Any) -> Any:
         places = torch.arange(4, device="meta") + torch.ones(4, device=torch.device("meta"))
         return (h * places).log_softmax(-1)
 
-    assert memplan.capture(step("meta", rest), via=via).trained == ("layer.weight", "layer.bias")
+    assert memplan.capture(step("meta", rest)).trained == ("layer.weight", "layer.bias")
 
 
-@ROADS
-def test_the_graph_is_that_of_the_same_model_with_values(via: str) -> None:
-    found = memplan.capture(llama_step(SMALL), via=via)
-    same = memplan.capture(llama_step(SMALL, "cpu"), via=via, weights="none")
+def test_the_graph_is_that_of_the_same_model_with_values() -> None:
+    found = memplan.capture(llama_step(SMALL))
+    same = memplan.capture(llama_step(SMALL, "cpu"), weights="none")
     nodes = [
         [(node.op_type, *node.input, *node.output) for node in each.model.graph.node]
         for each in (found, same)
@@ -75,7 +72,7 @@ def test_the_graph_is_that_of_the_same_model_with_values(via: str) -> None:
 
 def test_eight_billion_parameters_of_which_two_layers_are_planned_for() -> None:
     """At the widths of Llama-3-8B: masks of 8,192 by 8,192 are computed, not stored."""
-    found = memplan.capture(llama_step(Sizes()), via="grad")
+    found = memplan.capture(llama_step(Sizes()))
     assert found.model.ByteSize() < 2**20
     assert found.weight_bytes > 5 * 2**30
     before = memplan.analyze(found.model, state="in-place")
@@ -94,20 +91,18 @@ def test_eight_billion_parameters_of_which_two_layers_are_planned_for() -> None:
     assert peaks[1] > 3 * found.weight_bytes  # with both moments
 
 
-@ROADS
-def test_what_has_no_value_is_an_input_of_state(via: str) -> None:
-    found = memplan.capture(step("meta"), via=via)
+def test_what_has_no_value_is_an_input_of_state() -> None:
+    found = memplan.capture(step("meta"))
     assert inputs(found) == {"layer.weight", "layer.bias", "factor", "x", "lr"}
     assert found.contract.roles["factor"] is Role.FROZEN
     assert "factor" not in found.contract.new_values.values()
 
 
-@ROADS
-def test_weights_left_out_are_inputs_whether_they_are_trained_or_not(via: str) -> None:
+def test_weights_left_out_are_inputs_whether_they_are_trained_or_not() -> None:
     """On the CPU, too: nothing reads what is not defined, and values that are fed give the loss."""
     given = step("cpu")
     given.model.layer.bias.requires_grad_(False)
-    found = memplan.capture(given, via=via, weights="none")
+    found = memplan.capture(given, weights="none")
     assert inputs(found) == {"layer.weight", "layer.bias", "factor", "x", "lr"}
     assert found.contract.roles["layer.bias"] is Role.FROZEN
     onnx.checker.check_model(found.model, full_check=True)
@@ -123,7 +118,7 @@ def test_weights_left_out_are_inputs_whether_they_are_trained_or_not(via: str) -
 def test_values_that_are_not_there_cannot_be_written(place: str, tmp_path: Path) -> None:
     output = tmp_path / "step.onnx"
     with pytest.raises(UsageError, match="is on the meta device and has no values") as caught:
-        memplan.capture(step("meta"), output, via="grad", weights=place)
+        memplan.capture(step("meta"), output, weights=place)
     assert "--weights none" in caught.value.hint
     assert not list(tmp_path.iterdir())
 
@@ -137,12 +132,11 @@ def test_a_constant_without_a_value_is_named() -> None:
     assert "return y * torch.tensor([1.0, 2.0, 3.0, 4.0]" in caught.value.message
 
 
-@ROADS
-def test_constants_that_are_computed_stay_so(via: str) -> None:
+def test_constants_that_are_computed_stay_so() -> None:
     def rest(y: Any) -> Any:
         return y * torch.arange(4, device=y.device) + torch.full((4,), 2.0, device=y.device)
 
-    found = memplan.capture(step("meta", rest), via=via)
+    found = memplan.capture(step("meta", rest))
     assert not memplan.analyze(found.model).inexact
 
 

@@ -1,4 +1,4 @@
-"""What ``capture`` answers: names, roles, weights, roads, and refusals."""
+"""What ``capture`` answers: names, roles, weights, and refusals."""
 
 from __future__ import annotations
 
@@ -53,9 +53,8 @@ def names(values: Any) -> list[str]:
     return [value.name for value in values]
 
 
-@pytest.mark.parametrize("via", ["grad", "joint"])
-def test_backward_nodes_tell_the_module_that_they_differentiate(via: str) -> None:
-    graph = captured(step(), via).model.graph
+def test_backward_nodes_tell_the_module_that_they_differentiate() -> None:
+    graph = captured(step()).model.graph
     told = [{p.key: p.value for p in node.metadata_props} for node in graph.node]
     made_in = {
         name: entry.get("memplan.module")
@@ -99,9 +98,8 @@ def test_names_roles_and_modules() -> None:
     assert {"first", "norm", "second"} <= modules
 
 
-@pytest.mark.parametrize("via", ["grad", "joint"])
-def test_nothing_in_the_file_tells_where_the_source_lies(via: str) -> None:
-    capture = captured(step(), via)
+def test_nothing_in_the_file_tells_where_the_source_lies() -> None:
+    capture = captured(step())
     assert str(Path(__file__).parent).encode() not in capture.model.SerializeToString()
     assert b"site-packages" not in capture.model.SerializeToString()
 
@@ -133,34 +131,17 @@ def test_frozen_parameters_are_constants_and_keep_nothing() -> None:
     frozen = step(optimizer=True)
     for parameter in (*frozen.model.first.parameters(), frozen.model.first_square):
         parameter.requires_grad = False
-    for via in ("grad", "joint"):
-        capture = captured(frozen, via)
-        assert capture.frozen == ("first_square", "first.weight", "first.bias")
-        assert "first.weight" not in names(capture.model.graph.input)
-        assert "first.weight" in names(capture.model.graph.initializer)
-        assert not any("first.weight_" in name for name in names(capture.model.graph.output))
+    capture = captured(frozen)
+    assert capture.frozen == ("first_square", "first.weight", "first.bias")
+    assert "first.weight" not in names(capture.model.graph.input)
+    assert "first.weight" in names(capture.model.graph.initializer)
+    assert not any("first.weight_" in name for name in names(capture.model.graph.output))
 
 
-def test_auto_takes_grad_and_does_not_try_joint_where_that_is_right() -> None:
-    capture = captured(step(), via="auto")
-    (road,) = capture.roads
-    assert (capture.via, road.name, road.failure) == ("grad", "grad", "")
-    assert road.peak_bytes
-    assert road.stash_bytes is not None
-    assert any(note.startswith("via grad: peak ") for note in capture.notes)
-
-
-def test_auto_takes_joint_where_grad_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memplan.api.capture import step_gradients
-
-    def closed(*_: Any) -> Any:
-        raise ModelError("not today")
-
-    monkeypatch.setattr(step_gradients, "by_grad", closed)
-    capture = captured(step(), via="auto")
-    assert capture.via == "joint"
-    assert capture.roads[0].failure == "not today"
-    assert any("not today" in note for note in capture.notes)
+def test_the_peak_and_the_stash_are_told() -> None:
+    capture = captured(step())
+    assert capture.peak_bytes > capture.stash_bytes > 0
+    assert any(note.startswith("peak ") for note in capture.notes)
 
 
 def test_json_holds_what_the_text_says(tmp_path: Path) -> None:
@@ -418,9 +399,8 @@ def test_scalers_and_clipping_that_cannot_be_captured(settings: dict[str, Any], 
         captured(step(**settings))
 
 
-@pytest.mark.parametrize("via", ["grad", "joint"])
-def test_no_part_of_the_update_waits_from_the_beginning(via: str) -> None:
-    graph = captured(step(optimizer=True), via).model.graph
+def test_no_part_of_the_update_waits_from_the_beginning() -> None:
+    graph = captured(step(optimizer=True)).model.graph
     phases = [{p.key: p.value for p in node.metadata_props}.get(PHASE_KEY) for node in graph.node]
     loss = next(i for i, node in enumerate(graph.node) if "loss" in node.output)
     assert loss < phases.index("update")
@@ -462,11 +442,11 @@ def test_a_name_that_is_no_name_of_python(name: str) -> None:
 
     given = memplan.TorchStep(Named(), None, torch.ones(2, 4))
     if name in ("it's", "a b"):
-        found = memplan.capture(given, via="grad")
+        found = memplan.capture(given)
         assert f"layers.{name}.weight" in found.trained
         return
     with pytest.raises(ModelError, match="torch cannot decompose") as raised:
-        memplan.capture(given, via="grad")
+        memplan.capture(given)
     assert raised.value.message.isprintable()
 
 

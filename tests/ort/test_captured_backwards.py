@@ -1,8 +1,9 @@
-"""Steps whose gradients no forward graph tells: custom functions and hooks, against PyTorch."""
+"""Backwards of the user's own: custom functions and hooks, against PyTorch."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +68,55 @@ class Pair(torch.autograd.Function):
         return 2 * first * y + second, (x * first if ctx.needs_input_grad[1] else None)
 
 
+class Clipped(torch.autograd.Function):
+    """The gradient within bounds, which a sum of gradients is not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * 3
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Any) -> Any:
+        found = grad.clone()
+        found[found > 0.02] = 0.02
+        return found / (1 + grad.abs().sum())
+
+
+class Ranked(torch.autograd.Function):
+    """Integers, a tensor without gradient, and a number beside the result."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, factor: int) -> Any:
+        values, order = x.sort(-1)
+        size = x.abs().mean()
+        ctx.mark_non_differentiable(size)
+        ctx.save_for_backward(order)
+        ctx.factor = factor
+        return order, values, size
+
+    @staticmethod
+    def backward(ctx: Any, of_order: Any, grad: Any, of_size: Any) -> Any:
+        (order,) = ctx.saved_tensors
+        return ctx.factor * torch.zeros_like(grad).scatter(-1, order, grad), None
+
+
+class Scaled(torch.autograd.Function):
+    """A gradient that is larger than its tensor, and an argument with a default."""
+
+    @staticmethod
+    def forward(x: Any, bias: Any, slope: float = 1.0) -> Any:
+        return x * slope + bias
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.slope = inputs[2]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return 2 * ctx.slope * grad, grad * 4, None
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -76,6 +126,10 @@ class Net(nn.Module):
         self.fixed = torch.randn(4)
         self.register_buffer("seen", torch.zeros(4))
         self.last: Any = None
+
+
+def in_place_threefold(grad: Any) -> None:
+    grad.mul_(3)
 
 
 def tenfold(grad: Any) -> Any:
@@ -102,10 +156,50 @@ def tensor_hook(net: Any, x: Any) -> Any:
     return net.second(h).square().mean()
 
 
-def node_hook(net: Any, x: Any) -> Any:
+def twice_from_one_tensor(net: Any, x: Any) -> Any:
+    """Two calls that read the same, of a backward that is not linear."""
     h = net.first(x)
-    h.grad_fn.register_hook(lambda given, _: tuple(g if g is None else 3 * g for g in given))
+    return net.second(Clipped.apply(h) + 2 * Clipped.apply(h)).square().mean()
+
+
+def several_kinds_of_outputs(net: Any, x: Any) -> Any:
+    order, values, size = Ranked.apply(net.first(x), 2)
+    return (net.second(values) * size).square().mean() + 0 * order.sum()
+
+
+def broadcast(net: Any, x: Any) -> Any:
+    return net.second(Scaled.apply(net.first(x), net.first.bias, slope=0.5)).square().mean()
+
+
+def not_all_outputs_are_read(net: Any, x: Any) -> Any:
+    product, _ = Pair.apply(net.first(x), net.second(net.first(x)))
+    return product.mean()
+
+
+def hook_in_place(net: Any, x: Any) -> Any:
+    h = net.first(x)
+    h.register_hook(in_place_threefold)
     return net.second(h).square().mean()
+
+
+def hook_that_only_looks(net: Any, x: Any) -> Any:
+    h = net.first(x)
+    h.register_hook(lambda grad: None)
+    return net.second(h).square().mean()
+
+
+def hook_of_the_loss(net: Any, x: Any) -> Any:
+    loss = net.second(net.first(x)).square().mean()
+    loss.register_hook(lambda grad: 5 * grad)
+    return loss
+
+
+def hook_behind_a_function(net: Any, x: Any) -> Any:
+    h = Reversed.apply(net.first(x), 0.5)
+    h.register_hook(lambda grad: grad.sign())
+    with torch.no_grad():
+        target = net.second(h)
+    return (net.second(h) - 2 * target).square().mean()
 
 
 def clipped_by_hook(net: Any, x: Any) -> Any:
@@ -152,8 +246,15 @@ STEPS = [
     binary,
     two_results,
     tensor_hook,
-    node_hook,
     clipped_by_hook,
+    twice_from_one_tensor,
+    several_kinds_of_outputs,
+    broadcast,
+    not_all_outputs_are_read,
+    hook_in_place,
+    hook_that_only_looks,
+    hook_of_the_loss,
+    hook_behind_a_function,
     constants_and_statistics,
     parameter_hook_in_forward,
     detached_beside,
@@ -167,7 +268,7 @@ def compare(make: Callable[[], Any], step: Any, **settings: Any) -> memplan.Capt
     torch.manual_seed(0)
     net = make()
     x = torch.randn(5, 8)
-    capture = captured(memplan.TorchStep(net, step, {"x": x}), "joint", **settings)
+    capture = captured(memplan.TorchStep(net, step, {"x": x}), **settings)
     found = outputs_of(capture.model, {"x": x.numpy()})
     before = {name: value.clone() for name, value in net.named_buffers()}
     loss = step(net, x)
@@ -187,18 +288,9 @@ def compare(make: Callable[[], Any], step: Any, **settings: Any) -> memplan.Capt
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_joint_is_autograd_itself(step: Any) -> None:
-    compare(Net, step)
-
-
-@pytest.mark.parametrize("step", STEPS)
-def test_the_forward_graph_alone_is_refused_and_named(step: Any) -> None:
-    batch = {"x": torch.randn(5, 8)}
-    with pytest.raises(ModelError) as refusal:
-        captured(memplan.TorchStep(Net(), step, batch), "grad")
-    assert "test_joint_custom.py:" in refusal.value.message
-    assert "--via joint" in refusal.value.hint
-    assert captured(memplan.TorchStep(Net(), step, batch), "auto").via == "joint"
+def test_the_gradients_are_those_of_autograd(step: Any) -> None:
+    capture = compare(Net, step)
+    assert all(node.domain == "" for node in capture.model.graph.node)
 
 
 def plain(net: Any, x: Any) -> Any:
@@ -235,28 +327,154 @@ def with_full_backward_pre_hook() -> Any:
     return net
 
 
-@pytest.mark.parametrize(
-    ("make", "kind"),
-    [
-        (with_parameter_hook, "parameter hook 'tenfold on first.weight'"),
-        (with_tied_hook, "parameter hook 'tenfold on first.1.weight'"),
-        (with_full_backward_hook, "module hook '<lambda> on second'"),
-        (with_full_backward_pre_hook, "module hook '<lambda> on second'"),
-    ],
-)
-def test_hooks_that_the_model_brings(make: Any, kind: str) -> None:
+def with_two_hooks() -> Any:
+    """The second is given what the first gives."""
+    net = with_parameter_hook()
+    net.first.weight.register_hook(lambda grad: grad.clamp(-0.05, 0.05))
+    return net
+
+
+@pytest.mark.parametrize("make", [with_parameter_hook, with_tied_hook, with_two_hooks])
+def test_hooks_that_the_model_brings(make: Any) -> None:
     compare(make, plain)
-    with pytest.raises(ModelError, match=kind.replace("(", r"\(")):
-        captured(memplan.TorchStep(make(), plain, {"x": torch.randn(5, 8)}), "grad")
 
 
-def test_a_hook_behind_the_backward_pass_is_refused_by_both_roads() -> None:
+def with_late_hook() -> Any:
     net = Net()
     net.first.weight.register_post_accumulate_grad_hook(lambda p: None)
-    said = r"post-accumulate-grad hook '<lambda> on first\.weight'"
-    for via in ("grad", "joint", "auto"):
-        with pytest.raises(ModelError, match=said):
-            captured(memplan.TorchStep(net, plain, {"x": torch.randn(5, 8)}), via)
+    return net
+
+
+def node_hook(net: Any, x: Any) -> Any:
+    h = net.first(x)
+    h.grad_fn.register_hook(lambda given, _: tuple(g if g is None else 3 * g for g in given))
+    return net.second(h).square().mean()
+
+
+def saved_tensors(net: Any, x: Any) -> Any:
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, tenfold):
+        return net.second(net.first(x)).square().mean()
+
+
+def read_before(net: Any, x: Any) -> Any:
+    h = net.first(x)
+    early = net.second(h)
+    h.register_hook(tenfold)
+    return (early * h).square().mean()
+
+
+def hooked_twice(net: Any, x: Any) -> Any:
+    h = net.first(x)
+    h.register_hook(tenfold)
+    h.register_hook(lambda grad: grad.sign())
+    return net.second(h).square().mean()
+
+
+def written_behind(net: Any, x: Any) -> Any:
+    h = net.first(x)
+    h.register_hook(tenfold)
+    h.mul_(2)
+    return net.second(h).square().mean()
+
+
+def removed(net: Any, x: Any) -> Any:
+    h = net.first(x)
+    h.register_hook(tenfold).remove()
+    return net.second(h).square().mean()
+
+
+def from_outside_of_a_block(net: Any, x: Any) -> Any:
+    with torch.autocast("cpu", torch.bfloat16):
+        net.first.weight.register_hook(tenfold)
+        h = net.first(x)
+    return net.second(h.float()).square().mean() + net.first.weight.sum()
+
+
+class Written(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return 2 * grad
+
+
+def in_place(net: Any, x: Any) -> Any:
+    return net.second(Written.apply(net.first(x) + 1)).square().mean()
+
+
+class Missing(Pair):
+    """A pair that asks which gradient there is."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        Pair.setup_context(ctx, inputs, output)
+        ctx.set_materialize_grads(False)
+
+
+def missing(net: Any, x: Any) -> Any:
+    h = net.first(x)
+    return Missing.apply(h, net.second(h))[0].mean()
+
+
+class Noted(torch.autograd.Function):
+    """A backward that writes a buffer."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, seen: Any) -> Any:
+        ctx.seen = seen
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        ctx.seen.copy_(grad.mean(0))
+        return grad, None
+
+
+def noted(net: Any, x: Any) -> Any:
+    return net.second(Noted.apply(net.first(x), net.seen)).square().mean()
+
+
+def in_a_branch(net: Any, x: Any) -> Any:
+    h = net.first(x)
+    branches = (lambda h: Reversed.apply(h, 1.0).sum(), lambda h: h.sum())
+    return torch.cond(x.abs().sum() > 0, *branches, (h,))
+
+
+@pytest.mark.parametrize(
+    ("make", "step", "kind"),
+    [
+        (with_full_backward_hook, plain, "module hook '<lambda> on second'"),
+        (with_full_backward_pre_hook, plain, "module hook '<lambda> on second'"),
+        (with_late_hook, plain, "post-accumulate-grad hook '<lambda> on first.weight'"),
+        (Net, node_hook, "autograd node 'AddmmBackward0'"),
+        (Net, saved_tensors, "saved-tensor hook 'tenfold'"),
+        (Net, read_before, "tensor hook 'tenfold'"),
+        (Net, hooked_twice, "tensor hook '<lambda>'"),
+        (Net, written_behind, "tensor hook 'tenfold'"),
+        (Net, removed, "tensor hook 'tenfold'"),
+        (Net, from_outside_of_a_block, "tensor hook 'tenfold'"),
+        (Net, in_place, "autograd.Function 'Written'"),
+        (Net, missing, "autograd.Function 'Missing'"),
+        (Net, noted, "autograd.Function 'Noted'"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_cannot_be_recorded_is_refused_by_name_and_line(
+    make: Any, step: Any, kind: str
+) -> None:
+    with pytest.raises(ModelError) as refusal:
+        captured(memplan.TorchStep(make(), step, {"x": torch.randn(5, 8)}))
+    assert kind in refusal.value.message
+    assert re.search(r"test_captured_backwards\.py:\d+\)", refusal.value.message)
+    assert refusal.value.exit_code == ModelError.exit_code
+
+
+def test_a_function_in_a_branch_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"Function in a branch.*test_captured_backwards\.py:\d+"):
+        captured(memplan.TorchStep(Net(), in_a_branch, {"x": torch.randn(5, 8)}))
 
 
 def test_a_function_without_a_gradient_changes_nothing() -> None:
@@ -267,7 +485,7 @@ def test_a_function_without_a_gradient_changes_nothing() -> None:
             target = Reversed.apply(net.first(x), 1.0)
         return F.mse_loss(net.second(target) + Reversed.apply(x, 1.0)[:, :4], target)
 
-    assert captured(memplan.TorchStep(Net(), step, {"x": torch.randn(5, 8)}), "grad").trained
+    assert captured(memplan.TorchStep(Net(), step, {"x": torch.randn(5, 8)})).trained
 
 
 def test_sizes_stay_dynamic_and_nodes_tell_their_modules() -> None:
@@ -292,7 +510,7 @@ def test_sizes_stay_dynamic_and_nodes_tell_their_modules() -> None:
 def test_the_model_is_left_as_it_was() -> None:
     net = Net()
     state = {name: value.clone() for name, value in net.state_dict().items()}
-    captured(memplan.TorchStep(net, constants_and_statistics, {"x": torch.randn(5, 8)}), "joint")
+    captured(memplan.TorchStep(net, constants_and_statistics, {"x": torch.randn(5, 8)}))
     assert net.last is None
     assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
 
@@ -303,7 +521,7 @@ def test_a_scaled_loss_and_an_optimizer() -> None:
     x = torch.randn(5, 8)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     step = memplan.TorchStep(net, binary, {"x": x}, optimizer, scaler=1024.0)
-    capture = captured(step, "joint")
+    capture = captured(step)
     found = outputs_of(capture.model, {"x": x.numpy()})
     binary(net, x).backward()
     wanted = net.first.weight - 0.1 * net.first.weight.grad
@@ -324,8 +542,8 @@ def test_a_backward_that_cannot_be_traced_is_refused_with_its_line() -> None:
     def step(net: Any, x: Any) -> Any:
         return net.second(Peeking.apply(net.first(x))).square().mean()
 
-    with pytest.raises(ModelError, match=r"test_joint_custom\.py:\d+"):
-        captured(memplan.TorchStep(Net(), step, {"x": torch.randn(5, 8)}), "joint")
+    with pytest.raises(ModelError, match=r"'Peeking'.*test_captured_backwards\.py:\d+"):
+        captured(memplan.TorchStep(Net(), step, {"x": torch.randn(5, 8)}))
 
 
 def test_gradients_are_told_in_the_file() -> None:

@@ -1,5 +1,5 @@
-"""Operators of which torch has no backward that ONNX can express, by autograd's road, against eager
-PyTorch: with and without ONNX Runtime's own fusions."""
+"""Operators that are written in others on their way to ONNX, against eager PyTorch: with and
+without ONNX Runtime's own fusions."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ ROWS: dict[str, tuple[tuple[int, ...], Rows]] = {
             lambda t, pad=pad: F.grid_sample(
                 IMAGE, 1.7 * t, padding_mode=pad, align_corners=pad == "border"
             )
-            for pad in ("zeros", "border", "reflection")
+            for pad in ("zeros", "border")
         ),
     ),
     "affine": ((2, 2, 3), (lambda t: F.affine_grid(t, [2, 3, 4, 5], align_corners=False),)),
@@ -186,9 +186,9 @@ def total(rows: Rows) -> Any:
     return step
 
 
-def errors(module: Any, step: Any, x: Any, via: str = "joint") -> list[float]:
+def errors(module: Any, step: Any, x: Any) -> list[float]:
     """The largest error of loss and gradients, relative, without and with fusions."""
-    capture = captured(memplan.TorchStep(module, step, {"x": x}), via)
+    capture = captured(memplan.TorchStep(module, step, {"x": x}))
     loss = step(module, x)
     loss.backward()
     wanted = {f"{name}_grad": p.grad.float().numpy() for name, p in module.named_parameters()}
@@ -210,15 +210,9 @@ def errors(module: Any, step: Any, x: Any, via: str = "joint") -> list[float]:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_joint_gradients_are_those_of_eager_pytorch(name: str) -> None:
+def test_gradients_are_those_of_eager_pytorch(name: str) -> None:
     shape, rows = ROWS[name]
     assert max(errors(Held(shape), total(rows), torch.ones(2))) <= 1e-4
-
-
-@pytest.mark.parametrize("name", ["order", "products", "masks", "distances", "scattered"])
-def test_forward_forms_are_right_by_the_other_road_too(name: str) -> None:
-    shape, rows = ROWS[name]
-    assert max(errors(Held(shape), total(rows), torch.ones(2), "grad")) <= 1e-4
 
 
 @pytest.mark.parametrize(
@@ -249,9 +243,10 @@ def test_normalized_weights() -> None:
     assert max(errors(module, step, torch.randn(6, 5))) <= 1e-4
 
 
-@pytest.mark.parametrize("layer", [nn.LSTM(5, 4, proj_size=2), nn.GRU(5, 4, 2)])
-def test_recurrent_layers(layer: Any) -> None:
+def test_recurrent_layers() -> None:
     def step(net: Any, x: Any) -> Any:
         return net(x)[0].square().mean()
 
-    assert max(errors(layer, step, torch.randn(3, 2, 5))) <= 1e-4
+    assert max(errors(nn.GRU(5, 4, 2), step, torch.randn(3, 2, 5))) <= 1e-4
+    with pytest.raises(memplan.ModelError, match=r"LSTM with projections \(proj_size\)"):
+        errors(nn.LSTM(5, 4, proj_size=2), step, torch.randn(3, 2, 5))

@@ -27,12 +27,12 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.export.graph_signature import ExportGraphSignature, OutputSpec, TensorArgument
 from torch.fx import GraphModule, Node
 from torch.fx.node import has_side_effect
-from torch.nn.modules import module as modules
 
 from memplan.errors import MemplanError, ModelError
 from memplan.pytorch.places import called_from, defined_at, is_users
 from memplan.pytorch.surrogate_exports import GRADIENT, WITH, gradient_of, with_gradient
 from memplan.pytorch.torch_errors import refusal
+from memplan.pytorch.torch_internals import internal
 
 _MACHINERY = (
     "torch._functorch.",
@@ -398,8 +398,10 @@ def _watched(recorder: Recorder) -> list[tuple[Any, str, Any]]:
             recorder.refuse("saved-tensor hook", _name(self.unpack_hook))
         return enter(self)
 
+    own: Any = inspect.getattr_static(Tensor, "grad_fn")
+
     def node(self: Any) -> Any:
-        held = torch._C.TensorBase.grad_fn.__get__(self)
+        held = own.__get__(self)
         if held is not None and is_users(sys._getframe(1).f_code.co_filename):
             # Hooks of it are not Python's to see.
             recorder.refuse("autograd node", type(held).__name__)
@@ -431,9 +433,8 @@ def _removed(what: CustomBackward) -> Callable[[], None]:
 
 def _unrecordable(model: nn.Module) -> Iterator[CustomBackward]:
     """The hooks that are there before a step runs, but for those of tensors."""
-    everywhere = (modules._global_backward_pre_hooks, modules._global_backward_hooks)
-    for hooks in everywhere:
-        for hook in hooks.values():
+    for name in ("_global_backward_pre_hooks", "_global_backward_hooks"):
+        for hook in internal(f"torch.nn.modules.module.{name}").values():
             yield CustomBackward("global module hook", _name(hook), defined_at(hook))
     for name, each in model.named_modules():
         for hooks in (each._backward_pre_hooks, each._backward_hooks):

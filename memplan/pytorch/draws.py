@@ -17,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memplan.proto.fed_draws import NORMAL, UNIFORM
+from memplan.pytorch.torch_internals import internal
 
 _STEPS = 512
+_Mode: Any = internal("torch.utils._python_dispatch.TorchDispatchMode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class TorchDraw:
         return ((steps + 0.5) / _STEPS).astype(np.float32)
 
 
-class Draws(TorchDispatchMode):
+class Draws(_Mode):
     """Inside, random operators take their numbers from here.
 
     ``made`` are the draws in the order in which they were asked for, ``unknown`` the random
@@ -143,7 +144,7 @@ def _normal(mode: Draws, name: str, mean: Any, std: Any = 1.0, *size: Any, **opt
 
 
 def _exponential(mode: Draws, name: str, x: Tensor, rate: float = 1.0, **_: Any) -> Tensor:
-    # As torch._refs.exponential has it, which the graph is made of.
+    # As the reference of torch.exponential has it, which the graph is made of.
     return -torch.log(mode.draw(UNIFORM, name, x.shape, x)) / rate
 
 

@@ -19,14 +19,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from memplan.pytorch.draws import Draws, TorchDraw
 from memplan.pytorch.hidden_state import HiddenState
 from memplan.pytorch.prepared_step import PreparedStep, user_name
 from memplan.pytorch.torch_checkpoints import marked_regions
+from memplan.pytorch.torch_internals import internal
 from memplan.pytorch.trace import quiet
+
+_Mode: Any = internal("torch.utils._python_dispatch.TorchDispatchMode")
+_pytree: Any = internal("torch.utils._pytree")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class EagerStep:
     peak_bytes: int
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(_Mode):
     """Counts the bytes of tensors that operators make, as long as they live."""
 
     supports_higher_order_operators = True
@@ -92,7 +94,7 @@ class _Watch(TorchDispatchMode):
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in _pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 class Eager:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import decomposition_table
 
 from memplan.pytorch.pool_rules import pool_forms
 from memplan.pytorch.selection_rules import selection_forms
@@ -26,7 +25,7 @@ def forward_forms() -> dict[Any, Callable[..., Any]]:
         aten.copy.default: copied,
         aten.relu.default: relu,
         aten.scatter_reduce.two: scatter_reduce,
-        aten.select_scatter.default: decomposition_table[aten.select_scatter.default],
+        aten.select_scatter.default: select_scatter,
         aten._trilinear.default: trilinear,
     }
 
@@ -34,6 +33,14 @@ def forward_forms() -> dict[Any, Callable[..., Any]]:
 def copied(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """A tensor written over, as large as it was: the exporter does not spread what is written."""
     return source.to(x.dtype).expand(x.shape)
+
+
+def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+    """One slice written over."""
+    places = torch.arange(x.shape[dim], device=x.device)
+    chosen = places == index % x.shape[dim]
+    shape = [-1 if axis == dim % x.dim() else 1 for axis in range(x.dim())]
+    return torch.where(chosen.reshape(shape), source.unsqueeze(dim), x)
 
 
 def relu(x: Tensor) -> Any:

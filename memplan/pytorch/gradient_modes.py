@@ -15,12 +15,13 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.autograd.grad_mode import inference_mode
-from torch.utils._pytree import tree_map
 
 from memplan.errors import UsageError
 from memplan.pytorch.surrogate_exports import backward_through
+from memplan.pytorch.torch_internals import internal
 
 _KEPT = "_memplan_mode"
+_pytree: Any = internal("torch.utils._pytree")
 
 
 class Frozen:
@@ -38,7 +39,7 @@ class Frozen:
             held = isinstance(value, Tensor) and id(value) in self.tensors
             return backward_through(value) if held else value
 
-        return tree_map(stop, values)
+        return _pytree.tree_map(stop, values)
 
     def require(self, tensor: Tensor, wanted: bool = True) -> Tensor:
         """``Tensor.requires_grad_``.

@@ -17,11 +17,11 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch.nn.modules import module as modules
 
 from memplan.pytorch.prepared_step import PreparedStep, user_name
 from memplan.pytorch.state_keepers import Keeper
 from memplan.pytorch.state_walk import StateWalk, Write
+from memplan.pytorch.torch_internals import internal
 
 _EVERYWHERE = (
     "_global_forward_pre_hooks",
@@ -66,7 +66,10 @@ class HiddenState:
         )
         plain = type(step.loss) is FunctionType
         roots = [("model", step.model), ("loss function" if plain else "loss", step.loss)]
-        roots += [(f"hooks of all modules ({n})", getattr(modules, n, {})) for n in _EVERYWHERE]
+        roots += [
+            (f"hooks of all modules ({n})", internal(f"torch.nn.modules.module.{n}"))
+            for n in _EVERYWHERE
+        ]
         saved = before._walk.tensors if before is not None else {}
         with torch.no_grad():
             self._walk: StateWalk = StateWalk(

@@ -3,7 +3,8 @@
 memplan stands on parts of PyTorch that are not public (the exporter, decompositions, the
 partitioner), and a minor version may change them. A newer one is not refused, as what is
 captured is held against PyTorch itself; it is named in a note, and where something fails. What
-fails in memplan's own code is told as that, never as the model's fault (:func:`own_failure`).
+fails in memplan's own code is told as that, never as the model's fault (:func:`own_failure`). The
+parts are listed in :mod:`memplan.pytorch.torch_internals`.
 """
 
 from __future__ import annotations
@@ -76,9 +77,14 @@ def own_failure(error: BaseException) -> RuntimeUnavailableError | None:
     if code is None or not Path(code.co_filename).is_relative_to(_ROOM):
         return None
     place = Path(code.co_filename).relative_to(_ROOM.parents[1]).as_posix()
+    return does_not_fit(f"{_said(error)} ({place}:{line})")
+
+
+def does_not_fit(why: str) -> RuntimeUnavailableError:
+    """What to say where PyTorch is not what memplan stands on."""
     return RuntimeUnavailableError(
-        f"memplan's own handle on PyTorch does not fit PyTorch {_installed()}: "
-        f"{_said(error)} ({place}:{line}); tried with {TRIED}",
+        f"memplan's own handle on PyTorch does not fit PyTorch {_installed()}: {why}; tried with "
+        f"{TRIED}",
         REMEDY if torch_notes() else "this is a bug in memplan; -vv shows where",
     )
 

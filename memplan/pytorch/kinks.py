@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from memplan.pytorch.torch_internals import internal
 
 aten = torch.ops.aten
+_Mode: Any = internal("torch.utils._python_dispatch.TorchDispatchMode")
+_pytree: Any = internal("torch.utils._pytree")
 _NEAR = 1e-7
 """Two sums of float64 that differ by less, relative to the sum of magnitudes, are one."""
 
@@ -44,7 +46,7 @@ _FIRST: dict[Any, Callable[..., Any]] = {
 the lowest indices, as ONNX does."""
 
 
-class FirstOfEquals(TorchDispatchMode):
+class FirstOfEquals(_Mode):
     """Inside, these operators take the equal elements with the lowest indices; ``met`` names those
     for which that is another choice."""
 
@@ -78,7 +80,7 @@ class FirstOfEquals(TorchDispatchMode):
         return chosen
 
 
-class OperatorTrace(TorchDispatchMode):
+class OperatorTrace(_Mode):
     """Inside, every operator that runs is noted, with sums over what it is given and gives."""
 
     def __init__(self) -> None:
@@ -105,7 +107,7 @@ _Sums = tuple[bool, float, float]
 
 def _sums(values: Any) -> list[_Sums]:
     found = []
-    for tensor in tree_leaves(values):
+    for tensor in _pytree.tree_leaves(values):
         if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
             flat = tensor.detach().reshape(-1).to(torch.float64).nan_to_num(0.0, 1.0, -1.0)
             weights = torch.arange(flat.numel(), dtype=torch.float64, device=flat.device).cos()

@@ -16,7 +16,6 @@ from memplan.pytorch.surrogate_exports import backward_through
 
 _embedding = functional.embedding
 _pairwise_distance = functional.pairwise_distance
-_vector_norm = torch.linalg.vector_norm
 _BY_PAIR = 25
 """Points of either side up to which PyTorch takes differences of pairs."""
 Sizes = Sequence[int]
@@ -108,27 +107,13 @@ def maximum(pool: Callable[..., Tensor], rank: int) -> Callable[..., Tensor]:
     return pooled
 
 
-def vector_norm(
-    x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
-) -> Tensor:
-    """``torch.linalg.vector_norm``; the gradient of a norm of zeros is zero, whatever the order."""
-    if ord in (1, 2) or ord <= 0 or math.isinf(ord):
-        return _vector_norm(x, ord, dim, keepdim, dtype=dtype)
-    x = x if dtype is None else x.to(dtype)
-    axes = list(range(x.dim())) if dim is None else dim
-    nothing = x == 0
-    powers = torch.where(nothing, 0.0, torch.where(nothing, 1.0, x).abs() ** ord)
-    total = powers.sum(axes, keepdim=keepdim)
-    return torch.where(total == 0, 0.0, torch.where(total == 0, 1.0, total) ** (1 / ord))
-
-
 def pairwise_distance(
     x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
 ) -> Tensor:
     """``torch.nn.functional.pairwise_distance``."""
     if p in (1, 2):
         return _pairwise_distance(x1, x2, p, eps, keepdim)
-    return vector_norm(x1 - x2 + eps, p, -1, keepdim)
+    return torch.linalg.vector_norm(x1 - x2 + eps, p, -1, keepdim)
 
 
 def cdist(
@@ -159,7 +144,7 @@ def _distance(apart: Tensor, p: float) -> Tensor:
     """The norm of the last axis. By the largest element, every one that is largest has all of the
     gradient: those of PyTorch's distances do, where its norms share it."""
     if p != math.inf:
-        return vector_norm(apart, p, -1)
+        return torch.linalg.vector_norm(apart, p, -1)
     sizes = apart.abs()
     largest = sizes.detach().amax(-1, keepdim=True)
     each = torch.where(sizes == largest, sizes, 0.0)
@@ -217,7 +202,6 @@ NAMED: dict[Any, Callable[..., Any]] = {
 """Those that they call by name in ``torch``."""
 CALLED: dict[Any, Callable[..., Any]] = {
     **NAMED,
-    torch.linalg.vector_norm: vector_norm,
     torch.cdist: cdist,
     torch.pdist: pdist,
     **dict.fromkeys((torch.logaddexp, Tensor.logaddexp), logaddexp),

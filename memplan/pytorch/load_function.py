@@ -134,15 +134,18 @@ def _modes() -> dict[str, int]:
     torch = sys.modules.get("torch")
     if torch is None:
         return {}
-    from torch.overrides import _get_current_function_mode_stack
+    from memplan.pytorch.torch_defaults import default_device_mode
+    from memplan.pytorch.torch_internals import internal
 
-    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-    functions = [mode for mode in _get_current_function_mode_stack() if mode is not default]
+    default = default_device_mode()
+    entered = internal("torch.overrides._get_current_function_mode_stack") or list
+    dispatched = internal("torch._C._len_torch_dispatch_stack") or int
+    functions = [mode for mode in entered() if mode is not default]
     return {
         "torch.inference_mode": int(torch.is_inference_mode_enabled()),
         "torch.autocast": sum(map(torch.is_autocast_enabled, ("cpu", "cuda"))),
         "a mode (torch.device, TorchFunctionMode)": len(functions),
-        "a TorchDispatchMode": torch._C._len_torch_dispatch_stack(),
+        "a TorchDispatchMode": dispatched(),
     }
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn._reduction import legacy_get_string
 
 from memplan.errors import ModelError
 from memplan.pytorch.surrogate_exports import backward_through
@@ -30,6 +29,13 @@ def reduced(loss: Tensor, reduction: str) -> Tensor:
     return loss.mean() if reduction == "mean" else loss.sum()
 
 
+def _of_flags(size_average: bool | None, reduce: bool | None) -> str:
+    """The reduction by the names of old."""
+    if reduce is False:
+        return "none"
+    return "sum" if size_average is False else "mean"
+
+
 def cross_entropy(
     input: Tensor,
     target: Tensor,
@@ -43,7 +49,7 @@ def cross_entropy(
     """``torch.nn.functional.cross_entropy``, for which the exporter has labels of a batch alone:
     its operator knows neither probabilities nor smoothing."""
     if size_average is not None or reduce is not None:
-        reduction = legacy_get_string(size_average, reduce)
+        reduction = _of_flags(size_average, reduce)
     soft = target.is_floating_point()
     if not soft and not label_smoothing and input.dim() > 1:
         return _cross_entropy(input, target, weight, ignore_index=ignore_index, reduction=reduction)
@@ -131,7 +137,7 @@ def multilabel_margin_loss(
     negative one are wanted. (PyTorch's own decomposition gives another loss than its kernel, 2.13.)
     """
     if size_average is not None or reduce is not None:
-        reduction = legacy_get_string(size_average, reduce)
+        reduction = _of_flags(size_average, reduce)
     wanted = (target < 0).to(torch.int64).cumsum(-1) == 0
     labels = torch.where(wanted, target, 0)
     places = torch.arange(input.shape[-1], device=input.device)
@@ -162,7 +168,7 @@ def multi_margin_loss(
     if p not in (1, 2):
         raise ValueError("only p == 1 and p == 2 supported")
     if size_average is not None or reduce is not None:
-        reduction = legacy_get_string(size_average, reduce)
+        reduction = _of_flags(size_average, reduce)
     labels = target.reshape([*input.shape[:-1], 1])
     margins = (margin - input.gather(-1, labels) + input).relu()
     if p == 2:

@@ -13,11 +13,11 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
-from torch.fx.proxy import TracerBase
+
+from memplan.pytorch.torch_internals import replaced
 
 _OURS = (str(Path(str(torch.__file__)).parent), str(Path(__file__).parents[1]))
 _COMMANDS = "/memplan_cli/"
@@ -48,10 +48,7 @@ def lines_told() -> Iterator[None]:
     def users(_tracer: Any, stack: Any) -> traceback.StackSummary:
         return traceback.StackSummary.from_list([f for f in stack if is_users(f.filename)])
 
-    if not hasattr(TracerBase, "_filter_traceback_frames"):
-        yield
-        return
-    with mock.patch.object(TracerBase, "_filter_traceback_frames", users):
+    with replaced("torch.fx.proxy.TracerBase._filter_traceback_frames", users):
         yield
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
-from unittest import mock
 
 import onnx
 import onnx_ir as ir
@@ -20,9 +19,8 @@ from torch.export.graph_signature import (
     OutputSpec,
     TensorArgument,
 )
-from torch.utils._pytree import tree_unflatten
 
-from memplan.errors import ModelError, UsageError
+from memplan.errors import MemplanError, UsageError
 from memplan.pytorch.forward_rules import forward_forms
 from memplan.pytorch.prepared_step import ASSIGNED, PreparedStep, first_names, user_name
 from memplan.pytorch.spelled import attention
@@ -30,6 +28,7 @@ from memplan.pytorch.stops import with_stops
 from memplan.pytorch.tidy import INTEGER_SEEDS, RANDOM
 from memplan.pytorch.ties import installed_shares, stable_sort, tie_table
 from memplan.pytorch.torch_errors import refusal
+from memplan.pytorch.torch_internals import internal, replaced
 from memplan.pytorch.trace import quiet
 
 aten = torch.ops.aten
@@ -69,12 +68,11 @@ class ExportedGraph:
 @cache
 def registry() -> Any:
     """What has ONNX forms: torch's, and instead of some of them our own."""
-    from torch.onnx._internal.exporter import _registration
-
     from memplan.pytorch.translations import TRANSLATIONS
 
     with quiet():
-        found = _registration.ONNXRegistry.from_torchlib(opset_version=OPSET)
+        registration = internal("torch.onnx._internal.exporter._registration")
+        found = registration.ONNXRegistry.from_torchlib(opset_version=OPSET)
         for operator, own in TRANSLATIONS.items():
             found.register_op(operator, own, is_complex=False)
     return found
@@ -82,14 +80,10 @@ def registry() -> Any:
 
 @cache
 def _decompositions() -> Mapping[Any, Callable[..., Any]]:
-    from torch.onnx._internal.exporter import _decomp
-
+    decomp = internal("torch.onnx._internal.exporter._decomp")
     with quiet():
-        return dict(
-            _decomp.create_onnx_friendly_decomposition_table(
-                set(_decomp.get_onnx_implemented_overloads(registry())) - _WITHOUT_GRADIENT
-            )
-        )
+        known = set(decomp.get_onnx_implemented_overloads(registry())) - _WITHOUT_GRADIENT
+        return dict(decomp.create_onnx_friendly_decomposition_table(known))
 
 
 def decomposed(program: Any) -> Any:
@@ -108,7 +102,7 @@ def decomposed(program: Any) -> Any:
     try:
         with quiet():
             return with_stops(program).run_decompositions(table)
-    except ModelError:
+    except MemplanError:
         raise
     except Exception as error:
         raise refusal("torch cannot decompose a part of the model", error) from error
@@ -225,7 +219,8 @@ class _Interface:
 def result_names(program: Any) -> tuple[str, ...]:
     """What stands beside the loss: metrics, and what is assigned to buffers."""
     spec = program.call_spec.out_spec
-    result = tree_unflatten(list(range(spec.num_leaves)), spec)
+    unflatten = internal("torch.utils._pytree").tree_unflatten
+    result = unflatten(list(range(spec.num_leaves)), spec)
     return tuple(result[1]) if isinstance(result, tuple) else ()
 
 
@@ -267,16 +262,16 @@ def _rename(model: Any, inputs: list[str], outputs: list[str]) -> None:
 
 def _translated(program: Any) -> Any:
     """Torch's ONNX program, optimized; the program is decomposed already."""
-    from torch.onnx._internal.exporter import _core
-
     decompose = "torch.onnx._internal.exporter._fx_passes.decompose_with_registry"
     try:
-        with quiet(), mock.patch(decompose, lambda program, *_a, **_k: program):
+        with quiet(), replaced(decompose, lambda program, *_a, **_k: program):
             # As torch.onnx.export does it, which builds its registry anew every time.
-            result = _core.export(
+            result = internal("torch.onnx._internal.exporter._core.export")(
                 program, registry=registry(), opset_version=OPSET, optimize=False, verbose=False
             )
             _folded(result.model)
+    except MemplanError:
+        raise
     except Exception as error:
         raise refusal("torch's exporter has no ONNX form for a part of the model", error) from error
     return result

@@ -20,6 +20,7 @@ from memplan.pytorch.program import ExportedGraph, decomposed, to_onnx
 from memplan.pytorch.scaler import Treatment, read_treatment
 from memplan.pytorch.tidy import tidy
 from memplan.pytorch.torch_checkpoints import regions_of
+from memplan.pytorch.torch_internals import internal
 from memplan.pytorch.torch_optimizer import OptimizerSettings, read_optimizer
 from memplan.pytorch.torch_step import FROZEN, TorchStep
 from memplan.pytorch.trace import export
@@ -27,8 +28,8 @@ from memplan.pytorch.values import content, onnx_type, precision
 from memplan.units import counted
 
 _MODAL = (
-    nn.modules.dropout._DropoutNd,
-    nn.modules.batchnorm._BatchNorm,
+    internal("torch.nn.modules.dropout._DropoutNd"),
+    internal("torch.nn.modules.batchnorm._BatchNorm"),
     nn.MultiheadAttention,
     nn.modules.rnn.RNNBase,
 )

@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from memplan.ops.cost import Device, device_for
 from memplan.pytorch.solver_joint import SIZE, Joint, Operator, size_of, value_of
+from memplan.pytorch.torch_internals import internal
 
+_pytree: Any = internal("torch.utils._pytree")
 _ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _ATTENTION_BACK = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -52,7 +53,7 @@ def _bytes(value: Any) -> int:
     """Bytes of the elements of all tensors in a value."""
     return sum(
         size_of(each.numel()) * each.dtype.itemsize
-        for each in tree_leaves(value)
+        for each in _pytree.tree_leaves(value)
         if isinstance(each, torch.Tensor)
     )
 
@@ -60,7 +61,7 @@ def _bytes(value: Any) -> int:
 def flops(node: fx.Node) -> float:
     """Floating-point operations of a product, convolution or attention; 0 of anything else."""
     packet = getattr(node.target, "overloadpacket", None)
-    shapes = tree_map(
+    shapes = _pytree.tree_map(
         lambda each: _shape(value_of(each)) if isinstance(each, fx.Node) else each,
         (node.args, node.kwargs),
     )
@@ -70,7 +71,7 @@ def flops(node: fx.Node) -> float:
         return float(sdpa_backward_flop_count(*shapes[0][:4]))
     if packet not in flop_registry:
         return 0.0
-    given = tree_map(_meta, (node.args, node.kwargs, value_of(node)))
+    given = _pytree.tree_map(_meta, (node.args, node.kwargs, value_of(node)))
     args, kwargs, made = given
     return float(flop_registry[packet](*args, **kwargs, out_val=made))
 

@@ -23,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import optimization_hint
 from torch.utils.checkpoint import CheckpointPolicy
 
 from memplan.errors import ModelError
+from memplan.pytorch.torch_internals import OPERATOR, internal
 
 _UNKNOWN_SIZE = 4096  # PyTorch's own guess for a size that depends on data
 _IN_LIBRARIES = ("aten", "prims", "prim")
@@ -111,7 +112,7 @@ def size_of(number: Any) -> int:
 
 def storage_key(value: Any) -> int | None:
     """What is equal for tensors in one storage; None: no tensor with storage."""
-    if not isinstance(value, torch.Tensor) or not torch._C._has_storage(value):
+    if not isinstance(value, torch.Tensor) or not internal("torch._C._has_storage")(value):
         return None
     return int(value.untyped_storage()._cdata)
 
@@ -163,7 +164,7 @@ def refusal_of(node: fx.Node) -> str:
         return SIZE
     if node.meta.get("recompute") == CheckpointPolicy.MUST_SAVE:
         return WANTED
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OPERATOR):
         return "" if node.target is operator.getitem else OPAQUE
     if draws(node):
         return RANDOM
@@ -177,7 +178,7 @@ def refusal_of(node: fx.Node) -> str:
 def draws(node: fx.Node) -> bool:
     """Whether a call takes random numbers. Attention and dropout with a rate of 0 take none."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OPERATOR):
         return False
     if torch.Tag.nondeterministic_seeded not in target.tags:
         return False
@@ -268,7 +269,7 @@ def _has_effect(node: fx.Node) -> bool:
 
 def writes(node: fx.Node) -> bool:
     """Whether a call writes to one of its arguments."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return isinstance(node.target, OPERATOR) and node.target._schema.is_mutable
 
 
 def written_to(node: fx.Node) -> tuple[fx.Node, ...]:

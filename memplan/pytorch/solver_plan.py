@@ -20,6 +20,7 @@ from memplan.pytorch.solver_options import SolverOptions
 from memplan.pytorch.solver_problem import EncodedJoint, encode_joint
 from memplan.pytorch.solver_report import TensorDecision, TorchReport
 from memplan.pytorch.solver_split import Split, split
+from memplan.pytorch.torch_internals import OPERATOR
 from memplan.solver.strategies.builtin import Search
 from memplan.solver.strategies.checked import checked
 from memplan.solver.strategies.lowest_peak_strategy import Lowest
@@ -192,7 +193,7 @@ def _storages(joint: Joint, saved: set[str]) -> set[fx.Node]:
 
 def _operator_name(op: Operator) -> str:
     target = op.node.target
-    return str(target) if isinstance(target, torch._ops.OpOverload) else op.name
+    return str(target) if isinstance(target, OPERATOR) else op.name
 
 
 def module_of(node: fx.Node) -> str | None:

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
-from torch._functorch.partitioners import _extract_fwd_bwd_modules
 from torch.fx.node import map_arg
 
 from memplan.errors import MemplanError
 from memplan.pytorch.solver_joint import Joint, is_size, value_of
+from memplan.pytorch.torch_internals import internal
 
 _TAG = "partitioner_tag"
 ORIGIN = "memplan_origin"
@@ -46,9 +46,8 @@ def split(
     expanded = fx.GraphModule(module, written.graph)
     saved = [node for node in written.saved if not is_size(value_of(node))]
     sizes = [node for node in written.saved if is_size(value_of(node))]
-    forward, backward = _extract_fwd_bwd_modules(
-        expanded, saved, sizes, num_fwd_outputs=forward_outputs
-    )
+    extract = internal("torch._functorch.partitioners._extract_fwd_bwd_modules")
+    forward, backward = extract(expanded, saved, sizes, num_fwd_outputs=forward_outputs)
     for graph in (forward.graph, backward.graph):
         _restore_tags(graph, joint)
     forward.recompile()

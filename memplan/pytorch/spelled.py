@@ -12,7 +12,6 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -20,6 +19,7 @@ from memplan.errors import ModelError
 from memplan.pytorch import layer_functions, loss_functions, randomness
 from memplan.pytorch.calls import one_call
 from memplan.pytorch.gradient_modes import Frozen, without_inference_mode
+from memplan.pytorch.torch_internals import replaced
 
 aten = torch.ops.aten
 _ACTIVE: ContextVar[bool] = ContextVar("spelled", default=False)
@@ -179,12 +179,8 @@ def spelled() -> Iterator[None]:
             stack.enter_context(mock.patch.object(functional, function.__name__, own))
         for function, own in layer_functions.NAMED.items():
             stack.enter_context(mock.patch.object(torch, function.__name__, own))
-        stack.enter_context(
-            mock.patch.object(torch.linalg, "vector_norm", layer_functions.vector_norm)
-        )
         stack.enter_context(without_inference_mode())
-        # Checks of arguments are branches on values.
-        stack.enter_context(mock.patch.object(Distribution, "_validate_args", False))
+        stack.enter_context(replaced("torch.distributions.Distribution._validate_args", False))
         token = _ACTIVE.set(True)
         stack.callback(_ACTIVE.reset, token)
         yield

@@ -26,6 +26,7 @@ from torch.fx import GraphModule, Node
 
 from memplan.errors import ModelError
 from memplan.pytorch.surrogate_exports import BACKWARD_THROUGH
+from memplan.pytorch.torch_internals import OPERATOR
 
 aten = torch.ops.aten
 _SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
@@ -293,7 +294,7 @@ def _nodes_in(arguments: Any) -> list[Node]:
 
 def _written(node: Node) -> list[int | str]:
     """The arguments that an operator writes in place."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OPERATOR):
         return []
     found: list[int | str] = []
     for index, argument in enumerate(node.target._schema.arguments):
@@ -309,7 +310,7 @@ def _is_view(node: Node) -> bool:
     """Whether a result shares the storage of the first input, or may."""
     if node.target is operator.getitem:
         return True
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OPERATOR):
         return False
     return any(item.alias_info is not None for item in node.target._schema.returns)
 

@@ -19,8 +19,6 @@ from torch import Tensor
 
 aten = torch.ops.aten
 _Bound: TypeAlias = Tensor | float | None
-_OWN_ORDERS = (0, 1, 2, math.inf, -math.inf)
-"""Norms whose rules are right for zeros."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +138,15 @@ def vector_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Any:
-    """``torch.linalg.vector_norm`` of an unusual order, with the gradient 0 for zeros."""
-    if order in _OWN_ORDERS or order < 1 or dtype is not None or not x.is_floating_point():
+    """``torch.linalg.vector_norm``; the gradient of a norm of zeros is zero, whatever the order."""
+    if order in (1, 2) or order <= 0 or math.isinf(order) or not x.is_floating_point():
         return NotImplemented
+    x = x if dtype is None else x.to(dtype)
     axes = list(range(x.dim())) if dim is None else dim
-    total = (x.abs() ** order).sum(axes, keepdim=keepdim)
-    nothing = total == 0
-    return torch.where(nothing, 0.0, torch.where(nothing, 1.0, total) ** (1 / order))
+    nothing = x == 0
+    powers = torch.where(nothing, 0.0, torch.where(nothing, 1.0, x).abs() ** order)
+    total = powers.sum(axes, keepdim=keepdim)
+    return torch.where(total == 0, 0.0, torch.where(total == 0, 1.0, total) ** (1 / order))
 
 
 def atan2(y: Tensor, x: Tensor) -> Tensor:

@@ -7,22 +7,23 @@ that enter and leave them, which PyTorch would keep, are marked (``memplan.check
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import count
 from typing import Any
-from unittest import mock
 
 import torch
-import torch.utils.checkpoint
 from torch import Tensor
 from torch.fx.traceback import annotate, preserve_node_meta
 
+from memplan.pytorch.torch_internals import internal, replaced
+
 _KEY = "memplan_checkpoint"
+_MODULE = "torch.utils.checkpoint"
 _GENERATORS = (
-    "_checkpoint_without_reentrant_generator",
-    "_checkpoint_without_reentrant_generator_impl",
+    f"{_MODULE}._checkpoint_without_reentrant_generator_impl",
+    f"{_MODULE}._checkpoint_without_reentrant_generator",
 )
-"""What ``checkpoint`` calls: the second where there is one, from PyTorch 2.14 on."""
+"""What ``checkpoint`` calls: the first where there is one."""
 
 
 @contextmanager
@@ -45,11 +46,9 @@ def marked_regions() -> Iterator[None]:
             with annotate({_KEY: next(numbers)}), nullcontext() if wanted else torch.no_grad():
                 return function(*args)
 
-    module: Any = torch.utils.checkpoint
-    called = _GENERATORS[hasattr(module, _GENERATORS[1])]
-    with preserve_node_meta(), ExitStack() as stack:
-        for name, own in ((called, generator), ("CheckpointFunction", Reentrant)):
-            stack.enter_context(mock.patch.object(module, name, own))
+    called = next((path for path in _GENERATORS if internal(path) is not None), "")
+    reentrant = f"{_MODULE}.CheckpointFunction"
+    with preserve_node_meta(), replaced(called, generator), replaced(reentrant, Reentrant):
         yield
 
 

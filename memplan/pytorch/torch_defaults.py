@@ -8,6 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from memplan.pytorch.torch_internals import internal
+
+_HELD = "device_context"
+
 
 class Defaults(NamedTuple):
     """What ``torch.set_default_dtype`` and ``torch.set_default_device`` were given."""
@@ -16,15 +20,26 @@ class Defaults(NamedTuple):
     device: torch.device | None
 
 
+class _Plain(NamedTuple):
+    """In the place of a mode that cannot be looked at."""
+
+    device: torch.device
+
+
 PLAIN = Defaults(torch.float32, None)
 """Those of a new process, in which PyTorch's exporter works; under others it mixes types."""
 
 
 def defaults_now() -> Defaults:
-    """Those that hold now; asking PyTorch for the device makes a tensor."""
-    held = getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None)
-    device: Any = getattr(getattr(held, "device_context", None), "device", None)
-    return Defaults(torch.get_default_dtype(), device)
+    """Those that hold now."""
+    return Defaults(torch.get_default_dtype(), getattr(default_device_mode(), "device", None))
+
+
+def default_device_mode() -> Any:
+    """What ``torch.set_default_device`` has entered; None: nothing. Asking PyTorch for the device
+    makes a tensor."""
+    held = internal("torch._GLOBAL_DEVICE_CONTEXT")
+    return _Plain(torch.get_default_device()) if held is None else getattr(held, _HELD, None)
 
 
 @contextmanager

@@ -15,19 +15,18 @@ from importlib.metadata import version
 from typing import Any
 
 from torch import fx
-from torch._functorch import config as functorch_config
-from torch._functorch.compile_utils import fx_graph_cse
-from torch._functorch.partitioners import default_partition
-from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
 from memplan.errors import ModelError
 from memplan.pytorch.installed_torch import named_in_failures
 from memplan.pytorch.solver_options import SolverOptions
 from memplan.pytorch.solver_plan import plan_joint
 from memplan.pytorch.solver_report import TorchReport
+from memplan.pytorch.torch_internals import internal
+
+_PartitionerFn: Any = internal("torch._inductor.custom_graph_pass.CustomPartitionerFn")
 
 
-class TorchSolver(CustomPartitionerFn):
+class TorchSolver(_PartitionerFn):
     """A backend for ``torch.compile``, and a partitioner for everything else that takes one.
 
     ``reports`` holds a :class:`~memplan.pytorch.solver_report.TorchReport` for every graph that was
@@ -63,15 +62,12 @@ class TorchSolver(CustomPartitionerFn):
     def backend(self, module: fx.GraphModule, inputs: list[Any]) -> Any:
         """The backend for ``torch.compile(model, backend=solver.backend)``."""
         # A cached pair of graphs would come without a plan, and so without a report.
-        with functorch_config.patch(enable_autograd_cache=False):
+        with internal("torch._functorch.config").patch(enable_autograd_cache=False):
             if self.options.backend == "inductor":
-                from torch._inductor.compile_fx import compile_fx
-
+                compile_fx = internal("torch._inductor.compile_fx.compile_fx")
                 return compile_fx(module, inputs, config_patches={"custom_partitioner_fn": self})
-            from torch._dynamo.backends.common import aot_autograd
-            from torch._dynamo.backends.debugging import boxed_nop
-
-            compiler = aot_autograd(
+            boxed_nop = internal("torch._dynamo.backends.debugging.boxed_nop")
+            compiler = internal("torch._dynamo.backends.common.aot_autograd")(
                 fw_compiler=boxed_nop,
                 bw_compiler=boxed_nop,
                 partition_fn=self,
@@ -91,6 +87,7 @@ class TorchSolver(CustomPartitionerFn):
         """
         _normalize(gm)
         if not gm.graph.find_nodes(op="placeholder") or not _has_backward(gm.graph):
+            default_partition = internal("torch._functorch.partitioners.default_partition")
             return default_partition(gm, joint_inputs, num_fwd_outputs=num_fwd_outputs)
         self._one_graph()
         found, report = plan_joint(gm, num_fwd_outputs, self.options)
@@ -99,9 +96,7 @@ class TorchSolver(CustomPartitionerFn):
 
     def _one_graph(self) -> None:
         """Refuse a second graph of the same step: their peaks would add up."""
-        from torch._guards import CompileContext
-
-        compiled = CompileContext.current_compile_id()
+        compiled = internal("torch._guards.CompileContext").current_compile_id()
         frame = getattr(compiled, "frame_id", None)
         if self._frame is not None and frame is not None and frame != self._frame:
             raise ModelError(
@@ -115,8 +110,8 @@ class TorchSolver(CustomPartitionerFn):
 def _normalize(gm: fx.GraphModule) -> None:
     """Tidy a joint graph as PyTorch's partitioner does, and take every result of a call once."""
     gm.graph.eliminate_dead_code()
-    if functorch_config.cse:
-        gm.graph = fx_graph_cse(gm.graph)
+    if internal("torch._functorch.config").cse:
+        gm.graph = internal("torch._functorch.compile_utils.fx_graph_cse")(gm.graph)
     taken: dict[tuple[fx.Node, Any], fx.Node] = {}
     for node in list(gm.graph.nodes):
         if node.op == "call_function" and node.target is operator.getitem:

@@ -11,7 +11,6 @@ from io import StringIO
 from typing import Any
 
 import torch
-import torch._dynamo  # PyTorch would when a step is made: with the user's folder on the import path
 from torch.export.graph_signature import ExportGraphSignature, InputKind
 
 from memplan.errors import MemplanError, UsageError
@@ -22,7 +21,9 @@ from memplan.pytorch.prepared_step import PreparedStep, first_names
 from memplan.pytorch.spelled import spelled
 from memplan.pytorch.torch_checkpoints import marked_regions
 from memplan.pytorch.torch_errors import reason_of, refusal
+from memplan.pytorch.torch_internals import internal
 
+internal("torch._dynamo")  # which PyTorch imports when a step is made
 STORED = (InputKind.PARAMETER, InputKind.BUFFER)
 _SUGGESTED = "Suggested fixes:\n"
 _LIMIT = re.compile(r"(\w+) = Dim\('\w+'((?:, (?:min|max)=\d+)+)\)")

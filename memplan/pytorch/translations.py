@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import onnx_ir as ir
 import torch
 from onnxscript import opset20 as op
 
@@ -65,16 +64,12 @@ def _bessel(x: Any, like: Any) -> Any:
 def layer_norm(
     x: Any, shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> tuple[Any, ...]:
-    """Layer normalization. PyTorch keeps mean and deviation in the type of the input, ONNX in
-    float32 whatever that is: autograd's own backward goes on with PyTorch's."""
+    """Layer normalization, whose weight ONNX wants in any case."""
     axis = -len(shape)
     if weight is None:
         one = op.Constant(value_floats=[1.0])
         weight = op.CastLike(op.Expand(one, op.Shape(x, start=axis)), x)
-    y, *kept = op.LayerNormalization(x, weight, bias, axis=axis, epsilon=eps)
-    if x.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
-        kept = [op.CastLike(each, x) for each in kept]
-    return (y, *kept)
+    return tuple(op.LayerNormalization(x, weight, bias, axis=axis, epsilon=eps))
 
 
 def conv3d(

@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 
 import memplan
+from memplan.errors import ModelError
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
@@ -248,5 +249,5 @@ def test_recurrent_layers() -> None:
         return net(x)[0].square().mean()
 
     assert max(errors(nn.GRU(5, 4, 2), step, torch.randn(3, 2, 5))) <= 1e-4
-    with pytest.raises(memplan.ModelError, match=r"LSTM with projections \(proj_size\)"):
+    with pytest.raises(ModelError, match=r"LSTM with projections \(proj_size\)"):
         errors(nn.LSTM(5, 4, proj_size=2), step, torch.randn(3, 2, 5))

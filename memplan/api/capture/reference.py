@@ -13,7 +13,7 @@ from memplan.api.capture.capture_check import NotComparableError, Skip
 from memplan.api.capture.compare_steps import Array, Tolerance
 from memplan.api.capture.same_steps import unlike
 from memplan.autodiff.optimizers.scaling import LossScale
-from memplan.errors import ModelError
+from memplan.errors import ModelError, RuntimeUnavailableError
 from memplan.pytorch.eager import Eager, EagerStep
 from memplan.pytorch.hidden_state import HiddenState
 from memplan.pytorch.installed_torch import own_failure
@@ -104,6 +104,8 @@ class Reference:
         """
         try:
             return self.eager.run(number, values, **how)
+        except RuntimeUnavailableError:
+            raise
         except Exception as error:
             own = own_failure(error)
             if own is not None:

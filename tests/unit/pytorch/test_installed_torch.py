@@ -104,8 +104,6 @@ def other(*_: Any) -> None:
 
 HANDLES = [
     ("torch.autograd.graph", "saved_tensors_hooks.__enter__", None),
-    ("torch.utils.checkpoint", "CheckpointFunction", None),
-    ("torch.onnx._internal.exporter._fx_passes", "decompose_with_registry", None),
     ("torch.onnx._internal.exporter._core", "export", other),
     ("torch.compiler", "set_stance", None),
 ]

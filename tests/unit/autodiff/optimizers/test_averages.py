@@ -19,7 +19,7 @@ from memplan.ir.roles import Role
 from memplan.proto.metadata import set_metadata
 
 pytest.importorskip("torch")
-from memplan.api.capture.step_gradients import by_grad
+from memplan.api.capture.step_gradients import differentiated
 
 pytestmark = pytest.mark.ort
 
@@ -37,7 +37,7 @@ def step(follow: Following, kind: str = "float", scale: str = "none") -> onnx.Mo
         members = members_of(optimizer, list(parameters))
         return Updates(members, types, scale=parse_loss_scale(scale), averages=follow)
 
-    made = by_grad(parse(NET.format(kind=kind)), "loss", ["w"], sink)
+    made = differentiated(parse(NET.format(kind=kind)), "loss", ["w"], sink)
     assert isinstance(made.sink, Updates)
     roles = {"x": Role.BATCH, "w": Role.PARAMETER, "slow": Role.FROZEN, **made.sink.roles()}
     roles |= dict.fromkeys(made.sink.new_values, Role.NEW_VALUE) | {"loss": Role.LOSS}

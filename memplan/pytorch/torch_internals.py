@@ -1,0 +1,181 @@
+"""The parts of PyTorch that are not public and that memplan stands on: all of them, and no others.
+
+Each has the reason for which it is needed, and what stands in where it is missing or of another
+kind. Where nothing does, that is said (exit code 5) before anything else fails; a test goes through
+all of them. A new PyTorch is looked at here first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+
+from memplan.pytorch.installed_torch import does_not_fit
+
+OPERATOR = type(torch.ops.aten.clone.default)
+"""The class of an operator with its overload."""
+_EXPORTER = "torch.onnx._internal.exporter"
+_PARTITIONERS = "torch._functorch.partitioners"
+
+
+@dataclass(frozen=True, slots=True)
+class Internal:
+    """Why a part of PyTorch is needed, and what stands in for it, if anything does."""
+
+    reason: str
+    instead: str = ""
+
+
+def _is_class(found: Any) -> bool:
+    return isinstance(found, type)
+
+
+def _is_module(found: Any) -> bool:
+    return isinstance(found, ModuleType)
+
+
+def _is_dict(found: Any) -> bool:
+    return isinstance(found, dict)
+
+
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    f"{_EXPORTER}._registration": _is_module,
+    f"{_EXPORTER}._decomp": _is_module,
+    "torch._dynamo": _is_module,
+    "torch._functorch.config": _is_module,
+    "torch.utils._pytree": _is_module,
+    "torch.utils._python_dispatch.TorchDispatchMode": _is_class,
+    "torch.utils.checkpoint.CheckpointFunction": _is_class,
+    "torch.nn.modules.batchnorm._BatchNorm": _is_class,
+    "torch.nn.modules.dropout._DropoutNd": _is_class,
+    "torch._inductor.custom_graph_pass.CustomPartitionerFn": _is_class,
+    "torch._guards.CompileContext": _is_class,
+    "torch.distributions.Distribution._validate_args": lambda found: isinstance(found, bool),
+    "torch._GLOBAL_DEVICE_CONTEXT": lambda found: found is not None and not callable(found),
+    **{
+        f"torch.nn.modules.module._global_{name}_hooks": _is_dict
+        for name in ("forward_pre", "forward", "backward_pre", "backward")
+    },
+}
+"""What a part is, where that is not a function."""
+INTERNALS = {
+    # --- capture: the exporter -----------------------------------------------------------------
+    f"{_EXPORTER}._registration": Internal(
+        "operators → ONNX, with translations of our own instead of some of PyTorch's"
+    ),
+    f"{_EXPORTER}._decomp": Internal("which operators are decomposed because ONNX has no form"),
+    f"{_EXPORTER}._core.export": Internal(
+        "torch.onnx.export with such a registry, and without its optimizer"
+    ),
+    f"{_EXPORTER}._fx_passes.decompose_with_registry": Internal(
+        "the program is decomposed already; a second time would undo that"
+    ),
+    # --- capture: what is traced -----------------------------------------------------------------
+    "torch._dynamo": Internal(
+        "imported before the user's folder is on the import path", "imported when PyTorch does"
+    ),
+    "torch.fx.proxy.TracerBase._filter_traceback_frames": Internal(
+        "every node tells the user's lines", "nodes tell lines of methods forward alone"
+    ),
+    "torch.utils.checkpoint._checkpoint_without_reentrant_generator": Internal(
+        "checkpointed regions run once, and are marked"
+    ),
+    "torch.utils.checkpoint._checkpoint_without_reentrant_generator_impl": Internal(
+        "the same from PyTorch 2.14 on", "the former is what runs"
+    ),
+    "torch.utils.checkpoint.CheckpointFunction": Internal("the same with use_reentrant=True"),
+    "torch.distributions.Distribution._validate_args": Internal(
+        "checks of arguments branch on values", "steps with distributions are refused"
+    ),
+    "torch.utils._pytree": Internal("the tensors in nested results and arguments"),
+    "torch.utils._python_dispatch.TorchDispatchMode": Internal(
+        "random numbers of the step that a captured one is held against"
+    ),
+    # --- capture: what a step reads and leaves ---------------------------------------------------
+    **{
+        f"torch.nn.modules.module._global_{name}_hooks": Internal("hooks of all modules there are")
+        for name in ("forward_pre", "forward", "backward_pre", "backward")
+    },
+    "torch.nn.modules.batchnorm._BatchNorm": Internal("which modules have another mode"),
+    "torch.nn.modules.dropout._DropoutNd": Internal("which modules have another mode"),
+    "torch._GLOBAL_DEVICE_CONTEXT": Internal(
+        "the default device, without making a tensor", "torch.get_default_device"
+    ),
+    "torch.overrides._get_current_function_mode_stack": Internal(
+        "modes that the user's function leaves entered", "they are not seen"
+    ),
+    "torch._C._len_torch_dispatch_stack": Internal(
+        "modes that the user's function leaves entered", "they are not seen"
+    ),
+    # --- torch_solver ----------------------------------------------------------------------------
+    "torch._functorch.config": Internal("settings of AOTAutograd: its cache, and what it merges"),
+    "torch._functorch.compile_utils.fx_graph_cse": Internal("merges nodes as its partitioner does"),
+    f"{_PARTITIONERS}.default_partition": Internal("graphs that have no backward part"),
+    f"{_PARTITIONERS}._extract_fwd_bwd_modules": Internal("cuts a joint graph in two"),
+    "torch._inductor.custom_graph_pass.CustomPartitionerFn": Internal(
+        "what Inductor takes a partitioner by"
+    ),
+    "torch._inductor.compile_fx.compile_fx": Internal("compiles with such a partitioner"),
+    "torch._dynamo.backends.common.aot_autograd": Internal("the same without Inductor"),
+    "torch._dynamo.backends.debugging.boxed_nop": Internal("runs a graph as it is"),
+    "torch._C._has_storage": Internal("which tensors share memory with others"),
+    "torch._guards.CompileContext": Internal("which graph of a step is being compiled"),
+}
+"""By path."""
+
+
+def internal(path: str) -> Any:
+    """A part of PyTorch that the table names; None where it is missing and something stands in.
+
+    Raises:
+        RuntimeUnavailableError: it is missing or of another kind, and nothing stands in.
+    """
+    told = INTERNALS[path]
+    try:
+        found = _resolved(path)
+    except (ImportError, AttributeError):
+        why = f"there is no {path}"
+    else:
+        if _KINDS.get(path, callable)(found):
+            return found
+        why = f"{path} is of another kind"
+    if told.instead:
+        return None
+    raise does_not_fit(f"{why}, which is needed for this: {told.reason}")
+
+
+@contextmanager
+def replaced(path: str, own: Any) -> Iterator[None]:
+    """Inside, something of our own stands in the place of a part that the table names; nothing,
+    where the part is missing and the table says what is done then.
+
+    Raises:
+        RuntimeUnavailableError: as of :func:`internal`.
+    """
+    if internal(path) is None:
+        yield
+        return
+    owner, _, name = path.rpartition(".")
+    with mock.patch.object(_resolved(owner), name, own):
+        yield
+
+
+def _resolved(path: str) -> Any:
+    """What a path leads to, through modules, classes and their attributes."""
+    names = path.split(".")
+    found: Any = import_module(names[0])
+    for k, name in enumerate(names[1:], 2):
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            if not isinstance(found, ModuleType):
+                raise
+            found = import_module(".".join(names[:k]))
+    return found

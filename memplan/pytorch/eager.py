@@ -36,10 +36,10 @@ class EagerStep:
     """One eager step: forward and backward.
 
     Tensors are by the user's names. ``gradients`` has those that PyTorch gave, in the parameter's
-    type or float64; ``buffers`` all buffers as the step left them, ``metrics`` what stands beside
-    the loss. ``outside`` says that Python's
-    or NumPy's random numbers were drawn; ``peak_bytes`` is the most that tensors made in the step
-    took at a time, where it was watched.
+    type or float64; ``buffers`` all buffers and frozen parameters as the step left them,
+    ``metrics`` what stands beside the loss. ``outside`` says that Python's or NumPy's random
+    numbers were drawn; ``peak_bytes`` is the most that tensors made in the step took at a time,
+    where it was watched.
     """
 
     loss: float
@@ -226,7 +226,8 @@ class Eager:
 
     def _buffers_now(self) -> dict[str, Tensor]:
         found = {user_name(n): b.detach() for n, b in self.prepared.module.named_buffers()}
-        return {name: tensor for name, tensor in found.items() if name in self.buffers}
+        frozen = {n: p.detach() for n, p in self.parameters.items() if not p.requires_grad}
+        return frozen | {name: each for name, each in found.items() if name in self.buffers}
 
     @contextmanager
     def _exchanged(self, values: Mapping[str, Tensor], wide: bool) -> Iterator[None]:

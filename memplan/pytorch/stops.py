@@ -68,7 +68,8 @@ def _write_in_line(module: GraphModule) -> None:
     stay: parameters may be written so alone."""
     graph = module.graph
     for node in graph.find_nodes(op="call_function", target=_SET_GRAD):
-        body = getattr(module, str(node.args[1].target))
+        named = node.args[1]
+        body = getattr(module, str(named.target))
         if any(inner.op == "get_attr" or _written(inner) for inner in body.graph.nodes):
             continue
         given = dict(zip(body.graph.find_nodes(op="placeholder"), node.args[2:], strict=True))
@@ -78,7 +79,8 @@ def _write_in_line(module: GraphModule) -> None:
             taken.replace_all_uses_with(results[taken.args[1]])
             graph.erase_node(taken)
         graph.erase_node(node)
-    graph.eliminate_dead_code()
+        if not named.users:
+            graph.erase_node(named)
     module.recompile()
 
 

@@ -408,6 +408,30 @@ def test_a_wrong_update_is_a_finding(output: str, monkeypatch: pytest.MonkeyPatc
     assert output.removesuffix("_new") in caught.value.message
 
 
+class Followed(nn.Module):  # type: ignore[name-defined,misc]
+    """A frozen weight that the step writes, and reads in the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(4, 3), nn.Linear(4, 3)
+        self.teacher.requires_grad_(False)
+
+    def forward(self, x: Any) -> Any:
+        loss = (self.student(x) - self.teacher(x)).square().mean()
+        with torch.no_grad():
+            self.teacher.weight.mul_(0.9).add_(self.student.weight, alpha=0.1)
+        return loss
+
+
+def test_a_frozen_weight_that_the_step_writes_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    given = memplan.TorchStep(Followed(), None, {"x": torch.randn(5, 4)})
+    assert memplan.capture(given).check.verdict == "equal"
+    planted(monkeypatch, lambda model: scaled(model, "teacher.weight_new", 1.01))
+    with pytest.raises(CaptureDiffersError, match=r"buffer off.*'teacher\.weight'"):
+        memplan.capture(given)
+
+
 # --- A loss that is scaled ------------------------------------------------------------------------
 
 

@@ -74,6 +74,16 @@ def test_a_child_that_was_killed_from_outside_is_replaced() -> None:
     assert shape_of_t(native.infer_shapes(fine)) == [3, 4]
 
 
+def test_limits_of_a_small_model_are_not_those_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    native._forget()  # a child has the limits of its time
+    monkeypatch.setattr(native, "_ROOM", 8 << 20)
+    fine = onnx.parser.parse_model(FINE)
+    native.infer_shapes(fine)
+    fine.doc_string = "long" * (10 << 20)
+    assert shape_of_t(native.infer_shapes(fine)) == [3, 4]
+    native._forget()
+
+
 def test_the_child_of_a_process_is_not_that_of_its_forks() -> None:
     fine = onnx.parser.parse_model(FINE)
     native.infer_shapes(fine)

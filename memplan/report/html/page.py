@@ -129,7 +129,8 @@ def _row(columns: Sequence[Column], row: Row) -> str:
 def _cell(column: Column, value: object) -> str:
     text = escape(column.shown(value))
     if isinstance(value, Life):
-        return f'<td data-value="{value.death - value.birth}">{text}{_life(value)}</td>'
+        length = value.death - value.birth
+        return f'<td class="number" data-value="{length}">{text}{_life(value)}</td>'
     if column.numeric:
         known = number(value)
         exact = f' title="{known:,} B"' if column.kind == "bytes" and known is not None else ""

@@ -120,6 +120,9 @@ class TestHtml:
         assert list(layers) == list(expected)
         for name, values in expected.items():
             assert (np.broadcast_to(layers[name], kept.shape) == values[kept]).all()
+        at_peak = {name: int(expected[name][analysis.timeline.peak_step]) for name in expected}
+        at_peak.pop("workspace", None)
+        assert {name: n for name, n in at_peak.items() if n} == analysis.by_class
         nodes = [analysis.graph.nodes[analysis.timeline.order[step]] for step in data["steps"]]
         assert [data["ops"][k] for k in data["op"]] == [node.op for node in nodes]
 

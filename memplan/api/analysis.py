@@ -152,11 +152,6 @@ class Analysis(Summary):
         """Launches and bytes moved per step, and their time on a device of this kind."""
         return step_work(self.timeline, device_for(self.session.provider))
 
-    @property
-    def is_forward_only(self) -> bool:
-        """Whether the graph has no backward part."""
-        return not {Phase.BACKWARD, Phase.UPDATE}.intersection(self.phases.of)
-
     def summary_rows(self) -> Rows:
         """What ``repr`` shows."""
         timeline = self.timeline

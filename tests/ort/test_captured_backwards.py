@@ -98,7 +98,22 @@ class Ranked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, of_order: Any, grad: Any, of_size: Any) -> Any:
         (order,) = ctx.saved_tensors
-        return ctx.factor * torch.zeros_like(grad).scatter(-1, order, grad), None
+        # PyTorch gives zeros for what has no gradient.
+        return ctx.factor * torch.zeros_like(grad).scatter(-1, order, grad + of_size), None
+
+
+class Turned(torch.autograd.Function):
+    """A product in the backward alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return grad @ (x.t() @ x)
 
 
 class Scaled(torch.autograd.Function):
@@ -234,6 +249,14 @@ def under_autocast(net: Any, x: Any) -> Any:
     return net.second(Reversed.apply(h.float(), 0.5)).square().mean()
 
 
+def function_under_autocast(net: Any, x: Any) -> Any:
+    """Whose backward PyTorch runs outside of the block, in float32."""
+    h = net.first(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        h = Turned.apply(h)
+    return net.second(h).square().mean()
+
+
 def in_a_checkpoint(net: Any, x: Any) -> Any:
     from torch.utils.checkpoint import checkpoint
 
@@ -259,6 +282,7 @@ STEPS = [
     parameter_hook_in_forward,
     detached_beside,
     under_autocast,
+    function_under_autocast,
     in_a_checkpoint,
 ]
 

@@ -18,27 +18,37 @@ _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
 
 @gradient("LayerNormalization")
 def layer_norm(ctx: Context) -> Gradients:
-    """From x, with mean and inverse deviation saved by the operator."""
+    """From x, with mean and inverse deviation saved by the operator; in float64 they are computed
+    again, as it saves them in float32."""
     if any(grad is not None for grad in ctx.grads[1:]):
         raise ModelError(
             f"no gradient is known through the statistics of LayerNormalization '{ctx.node.name}'",
             "compute them by ReduceMean instead",
         )
     x, scale = ctx.tensors[:2]
-    mean, inverse = (wide(ctx, ctx.output(slot)) for slot in (1, 2))
-    normal = (wide(ctx, x) - mean) * inverse
-    return _row_gradients(ctx, scale, ctx.input(2), normal, inverse, centred=True)
+    if x.dtype == _DOUBLE:
+        centred = x - ctx.reduce("ReduceMean", x, _axes(ctx, x))
+        inverse = _inverse_deviation(ctx, centred)
+    else:
+        mean, inverse = (wide(ctx, ctx.output(slot)) for slot in (1, 2))
+        centred = wide(ctx, x) - mean
+    return _row_gradients(ctx, scale, ctx.input(2), centred * inverse, inverse, centred=True)
 
 
 @gradient("RMSNormalization")
 def rms_norm(ctx: Context) -> Gradients:
     """From x; its inverse root mean square is computed again."""
     x = wide(ctx, ctx.tensors[0])
+    inverse = _inverse_deviation(ctx, x)
+    return _row_gradients(ctx, ctx.tensors[1], None, x * inverse, inverse, centred=False)
+
+
+def _inverse_deviation(ctx: Context, x: Value) -> Value:
+    """1 / √(mean(x²) + ε) of each row."""
     axes = _axes(ctx, x)
     square = ctx.over_count(ctx.reduce("ReduceSumSquare", x, axes), x, axes)
     root = ctx.op("Sqrt", square + ctx.attribute("epsilon", _EPSILON))
-    inverse = ctx.op("Reciprocal", root)
-    return _row_gradients(ctx, ctx.tensors[1], None, x * inverse, inverse, centred=False)
+    return ctx.op("Reciprocal", root)
 
 
 def _axes(ctx: Context, x: Value) -> list[int]:

@@ -9,7 +9,18 @@ import numpy as np
 import onnx
 import pytest
 
-from helpers.gradients import Array, check, draw, frozen, reference, single, with_symbols
+import memplan
+from helpers.gradients import (
+    Array,
+    check,
+    draw,
+    frozen,
+    in_float32,
+    reference,
+    runtime,
+    single,
+    with_symbols,
+)
 from helpers.graphs import parse
 from memplan.autodiff.rules import windows
 from memplan.errors import ModelError
@@ -262,11 +273,16 @@ def test_statistics_written_out_are_seen() -> None:
 
 
 def test_layer_norm_reads_the_saved_statistics() -> None:
-    made = single("LayerNormalization", draw((2, 3, 4)), draw((4,), 1), draw((4,), 2))
-    model = check(made)
-    (node,) = (n for n in model.graph.node if n.op_type == "LayerNormalization")
-    assert set(node.output[1:]) <= backward_reads(model)
-    assert node.output[0] not in backward_reads(model)
+    model, feeds = single("LayerNormalization", draw((2, 3, 4)), draw((4,), 1), draw((4,), 2))
+    made = memplan.gradients(in_float32(model), model.graph.output[0].name, list(feeds))
+    (node,) = (n for n in made.graph.node if n.op_type == "LayerNormalization")
+    assert set(node.output[1:]) <= backward_reads(made)
+    assert node.output[0] not in backward_reads(made)
+
+
+def test_statistics_of_layer_norm_in_float64_are_not_those_saved_in_float32() -> None:
+    made = single("LayerNormalization", draw((2, 3, 4)) + 1000, draw((4,), 1), draw((4,), 2))
+    check(made, run=runtime)
 
 
 def test_statistics_of_layer_norm_have_no_gradient() -> None:

@@ -78,7 +78,6 @@ class Picture:
 PICTURES = (
     Picture("before-after", "before-after", 800, 370, 1.5),
     Picture("analysis", "analysis", 1200, 800),
-    Picture("rewrite", "rewrite", 1200, 1180),
     Picture("phone", "analysis", 390, 844, 1.25, both=False),
     Picture("pull-request", "pull-request", 940, 700),
     Picture("terminal", "terminal", 960, 700, both=False),
@@ -93,7 +92,6 @@ def pages(folder: Path) -> Mapping[str, str]:
     diff = _memplan(folder, "diff", "gpt.onnx", "fits.onnx", "--format", "html")
     made = {
         "analysis": _memplan(folder, "analyze", "gpt.onnx", "--format", "html"),
-        "rewrite": diff,
         "before-after": _charts(diff),
         "terminal": _terminal(folder),
     }

@@ -59,7 +59,7 @@ MISSED_BY_RUNS = {
     # A Dropout with a seed draws the same in both of its nodes.
     "a_random_operator_runs_twice",
 }
-REFUSED = {"a fence has an axis", "a view has another shape", "a_name_in_a_body_hides_one_outside"}
+REFUSED = {"a fence has an axis", "a view has another shape"}
 
 
 @pytest.mark.slow

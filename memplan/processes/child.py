@@ -25,6 +25,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from memplan.processes.deferred import signal_name
 from memplan.processes.scratch import open_folders, scratch_folder
 
 _CALL, _ANSWER = "call", "answer"
@@ -108,8 +109,7 @@ def _death(code: int, errors: str) -> str:
     if code == -signal.SIGKILL:
         return "the process was killed, most likely because the machine is out of memory"
     if code < 0:
-        known = -code in {*signal.Signals}  # real-time signals have no names
-        return f"the process died with {signal.Signals(-code).name if known else f'signal {-code}'}"
+        return f"the process died with {signal_name(-code)}"
     lines = errors.strip().splitlines()
     return lines[-1] if lines else f"exit code {code}"
 

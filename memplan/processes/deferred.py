@@ -1,4 +1,4 @@
-"""Signals that wait for the end of what must not be left half done."""
+"""Signals that wait for the end of what must not be left half done, and their names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+_NAMES = {each.value: each.name for each in signal.Signals}
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def signal_name(number: int) -> str:
+    """``SIGSEGV``; real-time signals have numbers alone."""
+    return _NAMES.get(number, f"signal {number}")
 
 
 @contextmanager

@@ -29,6 +29,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from memplan.errors import ModelError, RuntimeUnavailableError
+from memplan.processes.deferred import signal_name
 from memplan.proto.nodes import is_standard
 
 _ROOM, _FACTOR = 256 << 20, 64
@@ -250,11 +251,7 @@ def _died(what: str, status: int) -> ModelError | RuntimeUnavailableError:
             f"the {what} of onnx cannot work: the system refuses its process files or memory",
             "ulimit -n and ulimit -v show the limits of this shell",
         )
-    cause = ""
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        names = {each.value: each.name for each in signal.Signals}  # real-time ones have none
-        cause = f" of {names.get(number, f'signal {number}')}"
+    cause = f" of {signal_name(os.WTERMSIG(status))}" if os.WIFSIGNALED(status) else ""
     return ModelError(
         f"the {what} of onnx {onnx.__version__} died{cause} on this model",
         "the model is damaged, or met a bug of onnx: export it again",

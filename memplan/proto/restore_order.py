@@ -1,7 +1,8 @@
-"""Bring an optimized model back into the order of the model that it came from.
+"""Bring an optimized model back into the order of the model that it came from, and to its metadata.
 
 ONNX Runtime saves an optimized graph in its own default order, which runs weight gradients last
-and so keeps every activation alive. The original order is the exporter's, and near ideal.
+and so keeps every activation alive. The original order is the exporter's, and near ideal. It also
+states shapes of outputs, so that a seal over them no longer holds.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from typing import Any
 import onnx
 
 from memplan.proto.edit import copied, replace_nodes
+from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.proto.nodes import reads_of
 
 
 def restore_order(model: onnx.ModelProto, original: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of ``model`` sorted by where ``original`` computes the same tensors.
+    """A copy of ``model`` sorted by where ``original`` computes the same tensors, with what that
+    says in memplan's metadata.
 
     A node that makes a tensor of the original stands at that tensor's place; a node that only
     makes new tensors stands before the first such node that needs it.
@@ -30,6 +33,7 @@ def restore_order(model: onnx.ModelProto, original: onnx.ModelProto) -> onnx.Mod
     keys = _keys(nodes, place, len(original.graph.node))
     result = copied(model)
     replace_nodes(result.graph, (nodes[k] for k in sorted_nodes(nodes, keys)))
+    set_metadata(result, get_metadata(original))
     return result
 
 

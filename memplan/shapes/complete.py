@@ -23,7 +23,7 @@ from memplan.shapes.infer import (
 )
 from memplan.shapes.nchwc import in_blocks, nchwc_type
 from memplan.shapes.shape_checks import StrictWalk
-from memplan.shapes.tensor_type import UNKNOWN, TensorType, known_shapes, write_type
+from memplan.shapes.tensor_type import UNKNOWN, TensorType, known_shapes, type_bytes
 from memplan.shapes.training_ops import bound_of_sum, training_type
 
 
@@ -90,7 +90,7 @@ class _CompleteWalk(StrictWalk):
         state_types(working.graph, self.known)
         for name, found in stated_types(infer(working).graph).items():
             if found.shape is not None and self.known.get(name, UNKNOWN).shape is None:
-                self.stated[name] = write_type(found).SerializeToString()
+                self.stated[name] = type_bytes(found)
 
     def _lacking(self, node: onnx.NodeProto) -> list[str]:
         return [n for n in node.output if n and self.known.get(n, UNKNOWN).shape is None]

@@ -15,7 +15,14 @@ from onnx import helper, numpy_helper
 from memplan.proto import native
 from memplan.proto.nodes import captured_names, domain_of, is_standard
 from memplan.shapes.infer import Array, run_inference
-from memplan.shapes.tensor_type import UNKNOWN, TensorType, read_type, write_type
+from memplan.shapes.tensor_type import (
+    UNKNOWN,
+    TensorType,
+    parse_type,
+    read_type,
+    type_bytes,
+    write_type,
+)
 
 Content = tuple[str, tuple[int, ...], bytes]
 """Element type, shape and content of a small tensor."""
@@ -167,7 +174,7 @@ def infer_types(
     contents = ((name, content_of(array)) for name, array in arrays)
     found = infer_node(
         node,
-        {name: _serialized(kind) for name, kind in given.items()},
+        {name: type_bytes(kind) for name, kind in given.items()},
         {name: content for name, content in contents if content is not None},
         _header(opset, ir_version),
     )
@@ -175,12 +182,7 @@ def infer_types(
         raise onnx.shape_inference.InferenceError(found.refusal)
     if found.mistyped:
         raise onnx.checker.ValidationError(found.mistyped)
-    return tuple(read_type(onnx.TypeProto.FromString(data)) for data in found.types)
-
-
-@lru_cache(maxsize=4096)
-def _serialized(found: TensorType) -> bytes:
-    return bytes(write_type(found).SerializeToString())
+    return tuple(map(parse_type, found.types))
 
 
 @cache

@@ -65,12 +65,12 @@ _REMEMBERED = 4096
 
 def read_type(proto: onnx.TypeProto) -> TensorType:
     """The type in ``proto``; a dimension without size or name becomes an empty name."""
-    return _read(proto.SerializeToString())
+    return parse_type(proto.SerializeToString())
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _read(data: bytes) -> TensorType:
-    """The type in these bytes: the many tensors of a graph have few types."""
+def parse_type(data: bytes) -> TensorType:
+    """The type in a serialized ``TypeProto``: the many tensors of a graph have few types."""
     proto = onnx.TypeProto.FromString(data)
     if not proto.HasField("tensor_type"):
         return UNKNOWN
@@ -92,6 +92,12 @@ def write_type(value: TensorType, *, final: bool = False) -> onnx.TypeProto:
     if final and shape is not None:
         shape = tuple(None if str(dim).startswith(UNNAMED) else dim for dim in shape)
     return onnx.helper.make_tensor_type_proto(value.dtype, shape)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def type_bytes(value: TensorType) -> bytes:
+    """``value`` as a serialized ``TypeProto``."""
+    return bytes(write_type(value).SerializeToString())
 
 
 def value_info(name: str, found: TensorType) -> onnx.ValueInfoProto:

@@ -18,7 +18,7 @@ from onnx import helper
 
 from memplan.proto.nodes import is_standard
 from memplan.shapes.infer import declared_values, is_complete, stated_types
-from memplan.shapes.tensor_type import UNKNOWN, Shape, TensorType, Types, read_type
+from memplan.shapes.tensor_type import UNKNOWN, Shape, TensorType, Types, parse_type
 from memplan.shapes.walk import TypeWalk
 
 # Fused operators whose outputs have the shape of the standard operator's.
@@ -93,7 +93,7 @@ class _RuntimeWalk(TypeWalk):
 
     def shape(self, name: str) -> Shape | None:
         """A shape, if all its dimensions are numbers or symbols of the file."""
-        found = read_type(onnx.TypeProto.FromString(self.types.get(name, b"")))
+        found = parse_type(self.types.get(name, b""))
         if not found.dtype or found.shape is None:
             return None
         known = all(isinstance(dim, int) or dim in self._symbols for dim in found.shape)

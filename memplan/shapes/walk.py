@@ -16,7 +16,7 @@ from memplan.proto.nodes import domain_of, is_constant, is_standard
 from memplan.shapes.fold import small_constants
 from memplan.shapes.infer import Array, constant_type, declared_values, numeric_type
 from memplan.shapes.one_node import Content, Inferred, content_of, infer_node, schema_of
-from memplan.shapes.tensor_type import UNKNOWN, Dim, TensorType, read_type, write_type
+from memplan.shapes.tensor_type import UNKNOWN, Dim, TensorType, parse_type, type_bytes
 
 
 class TypeWalk:
@@ -63,7 +63,7 @@ class TypeWalk:
         """What ONNX's inference says of a node."""
         if is_constant(node):
             found = constant_type(node)
-            return Inferred((b"" if found is None else write_type(found).SerializeToString(),))
+            return Inferred((b"" if found is None else type_bytes(found),))
         domain = domain_of(node)
         if schema_of(domain, node.op_type, self._versions.get(domain, 0)) is None:
             return Inferred((b"",) * len(node.output))
@@ -76,7 +76,7 @@ class TypeWalk:
 
     def learn(self, name: str, found: TensorType) -> None:
         """Take over what something else than inference says of a tensor."""
-        self.types[name] = write_type(found).SerializeToString()
+        self.types[name] = type_bytes(found)
         self.known[name] = found
 
     def hold(self, name: str, array: Array) -> None:
@@ -94,7 +94,7 @@ def agreed(mine: bytes, told: bytes) -> bytes:
     """
     if not mine or not told or mine == told:
         return mine or told
-    one, other = (read_type(onnx.TypeProto.FromString(data)) for data in (mine, told))
+    one, other = parse_type(mine), parse_type(told)
     if UNKNOWN in (one, other) or (one.dtype and other.dtype and one.dtype != other.dtype):
         return told
     shape = one.shape if other.shape is None else other.shape
@@ -102,7 +102,7 @@ def agreed(mine: bytes, told: bytes) -> bytes:
         if len(one.shape) != len(other.shape) or any(map(_differ, one.shape, other.shape)):
             return told
         shape = tuple(map(_known_dim, one.shape, other.shape))
-    return bytes(write_type(TensorType(one.dtype or other.dtype, shape)).SerializeToString())
+    return type_bytes(TensorType(one.dtype or other.dtype, shape))
 
 
 def _differ(mine: Dim, told: Dim) -> bool:

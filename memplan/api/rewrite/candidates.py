@@ -34,7 +34,7 @@ from memplan.passes.manager import PassStep, before_orders, run_passes, without_
 from memplan.planning.plain.as_loaded import as_loaded, changes_at_load
 from memplan.planning.plain.plain_plan import in_file_order
 from memplan.processes.scratch import scratch_folder
-from memplan.proto.metadata import carry_marks, get_metadata, set_metadata
+from memplan.proto.metadata import carry_marks
 from memplan.proto.read import read_model
 from memplan.proto.restore_order import restore_order
 from memplan.shapes.prepare import prepare as prepare_model
@@ -222,8 +222,13 @@ def steps_of(
     done = tuple(step for step, _ in takewhile(lambda pair: pair[0].name == pair[1].name, pairs))
     ran = run_passes(passes, candidate.model, candidate.timeline, goal.passing, done)
     if chunk is not None and not tuned:
-        ran = (*ran, pinned_chunks(chunk, ran[-1] if ran else candidate, goal.session))
+        ran = (*ran, pinned_chunks(chunk, reached(candidate, ran), goal.session))
     return (*candidate.loops, *ran)
+
+
+def reached(candidate: Candidate, steps: Sequence[PassStep]) -> PassStep | Candidate:
+    """The last of the steps that were done to a candidate; itself, if there are none."""
+    return steps[-1] if steps else candidate
 
 
 def pinned_chunks(chunk: Pass, before: PassStep | Candidate, session: SessionKind) -> PassStep:
@@ -247,7 +252,7 @@ def chunk_cost(candidate: Candidate, steps: Sequence[PassStep], goal: Goal) -> f
     place = chunk_step(steps)
     if place is None:
         return 0.0
-    before = steps[place - 1].model if place else candidate.model
+    before = reached(candidate, steps[:place]).model
     estimate = goal.costs.estimate
     return float(sum(estimate(steps[place].model.graph)) / sum(estimate(before.graph)) - 1)
 
@@ -261,7 +266,7 @@ def orders_of(
     before = without_order(steps)
     if before is steps:
         return (steps,)
-    last = before[-1] if before else candidate
+    last = reached(candidate, before)
     raised = steps[-1].timeline.peak_bytes > last.timeline.peak_bytes
     own = isinstance(goal.strategy, Search) and not (raised and not goal.lowest)
     return (steps,) if own else (steps, before)
@@ -278,7 +283,6 @@ def _optimized(
     _check_interface(prepared.proto, saved)
     ordered = restore_order(saved, prepared.proto)
     lost = carry_marks(prepared.proto.graph, ordered.graph)
-    set_metadata(ordered, get_metadata(prepared.proto))
     model = prepare_model(ordered, prepared.path, prepared.dims, prepared.weights)
     return like_state(opened(model, loss), source), lost
 

@@ -19,6 +19,7 @@ from memplan.api.rewrite.candidates import (
     chunk_cost,
     chunk_step,
     orders_of,
+    reached,
     steps_of,
     variants,
 )
@@ -60,7 +61,7 @@ class Planned:
     @property
     def model(self) -> OpenModel:
         """What was planned."""
-        return self.steps[-1].model if self.steps else self.candidate.model
+        return reached(self.candidate, self.steps).model
 
     @property
     def extra_cost(self) -> float:
@@ -110,7 +111,7 @@ class _Entry:
 
     @property
     def model(self) -> OpenModel:
-        return self.steps[-1].model if self.steps else self.candidate.model
+        return reached(self.candidate, self.steps).model
 
 
 @dataclass(slots=True)

@@ -43,7 +43,7 @@ from memplan.ops.sharp_edges import (
 )
 from memplan.planning.plain.as_loaded import as_loaded, changes_at_load
 from memplan.proto.external import settle_links
-from memplan.proto.metadata import BOUND_DIMS, get_metadata, set_metadata
+from memplan.proto.metadata import BOUND_DIMS, get_metadata
 from memplan.proto.model_checks import require_device
 from memplan.proto.opset import default_opset, raise_opset
 from memplan.proto.read import read_model
@@ -336,7 +336,6 @@ def _treat(before: OpenModel, bench: Bench) -> OpenModel:
     without = wrong_optimizers(edges)
     optimize_offline(prepared.path, saved, provider, prepared.weights, without)
     sorted_model = restore_order(read_model(saved, prepared.beside), prepared.proto)
-    set_metadata(sorted_model, get_metadata(prepared.proto))
     weights = settle_links(sorted_model, prepared.beside)
     write_model(sorted_model, target)
     return like_state(opened(prepare(sorted_model, target, prepared.dims, weights)), before)

@@ -18,8 +18,8 @@ from memplan.report.parts import (
     Timelines,
     curve,
 )
+from memplan.report.tell.names import listed
 from memplan.report.tell.state import doubt_lines, offer_line, state_lines
-from memplan.report.terminal.tables import listed
 from memplan.simulate.explain import TensorClass
 from memplan.simulate.narrowing import narrowings
 from memplan.units import counted, format_bytes

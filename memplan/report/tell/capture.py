@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from memplan.ir.roles import Role
 from memplan.ops.float_types import NO_SESSION
 from memplan.report.parts import Line, Report
-from memplan.report.tell.names import named
-from memplan.report.terminal.tables import listed
+from memplan.report.tell.names import listed, named
 from memplan.units import counted, format_bytes
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from memplan.ir.contract import Contract
 from memplan.ir.graph import Phase
 from memplan.ir.roles import Role
 from memplan.report.parts import Line, Report
-from memplan.report.tell.names import feed_back, named, nodes_by_phase
-from memplan.report.terminal.tables import listed
+from memplan.report.tell.names import feed_back, listed, named, nodes_by_phase
 from memplan.units import counted
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from memplan.ir.roles import Role
 from memplan.report.parts import Line, Report
-from memplan.report.tell.names import feed_back, named, nodes_by_phase
-from memplan.report.terminal.tables import listed
+from memplan.report.tell.names import feed_back, listed, named, nodes_by_phase
 from memplan.units import counted
 
 if TYPE_CHECKING:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from memplan import units
 from memplan.ir.graph import Phase
-from memplan.report.terminal.tables import listed
 from memplan.units import counted
+
+_NAMES_SHOWN = 5
+
+
+def listed(names: Sequence[str], details: bool = False, most: int = _NAMES_SHOWN) -> str:
+    """``a, b and 3 more``; all of them with ``details``."""
+    return units.listed(names, len(names) if details else most)
 
 
 def named(what: str, noun: str, names: Sequence[str], details: bool) -> list[str]:

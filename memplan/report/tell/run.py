@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memplan.report.parts import Column, Line, Part, Report, Table
-from memplan.report.terminal.tables import listed
+from memplan.report.tell.names import listed
 from memplan.training.telling import Binding
 from memplan.training.train import TrainingRun
 from memplan.units import counted, format_bytes

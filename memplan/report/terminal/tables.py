@@ -6,7 +6,7 @@ read as markup.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rich import box
@@ -16,12 +16,10 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from memplan import units
 from memplan.units import printable
 
 _NARROWEST = 9
 _NOTES_SHOWN = 4
-_NAMES_SHOWN = 5
 
 
 def line(text: str, style: str = "") -> Text:
@@ -120,8 +118,3 @@ def notes(found: Iterable[str], details: bool) -> list[RenderableType]:
     if len(distinct) > len(shown):
         lines.append(line(f"- {len(distinct) - len(shown)} more (-v shows them)"))
     return lines
-
-
-def listed(names: Sequence[str], details: bool = False, most: int = _NAMES_SHOWN) -> str:
-    """``a, b and 3 more``; all of them with ``details``."""
-    return units.listed(names, len(names) if details else most)

@@ -18,10 +18,11 @@ from memplan.api.analysis import analyze
 from memplan.api.validate.validation import Run
 from memplan.report.parts import Report, Table
 from memplan.report.tell.analysis import tell_analysis
+from memplan.report.tell.names import listed
 from memplan.report.tell.validate import runs_table
 from memplan.report.terminal import tables
 from memplan.report.terminal.console import show
-from memplan.report.terminal.tables import line, listed, shortened
+from memplan.report.terminal.tables import line, shortened
 
 # A title, colours, a cleared screen, workflow commands, a C1 introducer, a reversed direction.
 EVIL = (

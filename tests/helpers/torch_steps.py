@@ -24,6 +24,19 @@ NOISE = {torch.float64: 1e-9, torch.float32: 1e-2}
 that."""
 
 
+class Reversed(torch.autograd.Function):
+    """Gradient reversal."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, factor: float) -> Any:
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return -ctx.factor * grad, None
+
+
 def net(name: str, *, wide: bool = False) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """A network of ``captured_nets`` whose parameters are all of some size."""
     made = NETS[name]

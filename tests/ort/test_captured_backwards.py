@@ -19,22 +19,9 @@ pytest.importorskip("onnxscript")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
-from helpers.torch_steps import captured, outputs_of  # noqa: E402
+from helpers.torch_steps import Reversed, captured, outputs_of  # noqa: E402
 
 pytestmark = pytest.mark.ort
-
-
-class Reversed(torch.autograd.Function):
-    """Gradient reversal."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, factor: float) -> Any:
-        ctx.factor = factor
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return -ctx.factor * grad, None
 
 
 class Binary(torch.autograd.Function):

@@ -26,7 +26,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from helpers.torch_steps import trained  # noqa: E402
+from helpers.torch_steps import Reversed, trained  # noqa: E402
 
 pytestmark = [pytest.mark.ort, pytest.mark.slow]
 RATE = 0.1
@@ -274,17 +274,6 @@ def a_module_is_replaced(m: Any, x: Any) -> Any:
     loss = m.act(m.a(x)).square().mean()
     m.act = nn.ReLU()
     return loss
-
-
-class Reversed(torch.autograd.Function):
-    @staticmethod
-    def forward(_context: Any, x: Any, scale: float) -> Any:
-        _context.scale = scale
-        return x.clone()
-
-    @staticmethod
-    def backward(context: Any, gradient: Any) -> Any:
-        return -context.scale * gradient, None
 
 
 @refused("'model.calls'", calls=lambda: 0)

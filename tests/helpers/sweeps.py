@@ -13,13 +13,14 @@ from helpers.training_steps import long_skips
 from memplan.api.sweep.fit import Fit, find_fit
 from memplan.api.sweep.point import Answer, Failure, Footprint, Planned, Task
 from memplan.api.sweep.request import DEFAULT_PLAN, SweepOptions
-from memplan.api.sweep.sweep_result import Sweep
+from memplan.api.sweep.sweep_result import Sweep, SweepPoint
 from memplan.api.sweep.sweeping import sweep
 from memplan.errors import EXIT_INFEASIBLE
 from memplan.units import SizeSpec, parse_size
 
 QUICK = {"strategy": "greedy", "passes": "none", "optimize": "none"}
 """Options of plans that take no time and depend on nothing."""
+GIB = 2**30
 NO_PLAN = Failure("no plan found", "more", EXIT_INFEASIBLE)
 
 
@@ -77,3 +78,29 @@ def search(
     model = Path("m.onnx")
     task = Task(model, model, (("N", 0),), "tuned", "cpu")
     return find_fit(Fit(task, "N", step, parse_size(str(limit)), limit), ask), asked
+
+
+def point(
+    size: int,
+    budget: str | None = None,
+    answer: Answer | None = None,
+    model: str = "model.onnx",
+    **more: object,
+) -> SweepPoint:
+    """A point of ``size`` GiB, and what was answered for it."""
+    found = SweepPoint(
+        Path(model),
+        {"N": size},
+        "tuned",
+        "cpu",
+        parse_size(budget) if budget else None,
+        8 * GIB if budget else None,
+        footprint(size * GIB, size * GIB // 4),
+    )
+    place = "planned" if answer and not isinstance(answer, Failure) else "failure"
+    return replace(found, **{place: answer}, **more)  # type: ignore[arg-type]
+
+
+def a_sweep(*points: SweepPoint, fits: tuple[object, ...] = ()) -> Sweep:
+    """A sweep of these points."""
+    return Sweep(points, fits, SweepOptions(), ("cpu",))  # type: ignore[arg-type]

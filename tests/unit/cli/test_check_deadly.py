@@ -5,18 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
-import pytest
 from onnx import TensorProto, helper
 
 from helpers import odd_models as odd
-from helpers.running import Memplan, runner
-
-
-@pytest.fixture
-def run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Memplan:
-    return runner(tmp_path, monkeypatch, capfd)
+from helpers.running import Memplan
 
 
 def deadly() -> onnx.ModelProto:
@@ -32,13 +24,13 @@ def deadly() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
-def test_a_model_that_kills_onnx_costs_its_own_line_only(run: Memplan, tmp_path: Path) -> None:
+def test_a_model_that_kills_onnx_costs_its_own_line_only(inside: Memplan, tmp_path: Path) -> None:
     odd.saved(odd.training(), tmp_path, "a.onnx")
     odd.saved(odd.training(), tmp_path, "b.onnx")
     odd.saved(odd.training(), tmp_path, "c.onnx")
-    assert run("check", "--update", "a.onnx", "b.onnx", "c.onnx").returncode == 0
+    assert inside("check", "--update", "a.onnx", "b.onnx", "c.onnx").returncode == 0
     odd.saved(deadly(), tmp_path, "b.onnx")
-    done = run("check")
+    done = inside("check")
     assert done.returncode == 3
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert error.startswith("error: b.onnx: ")

@@ -14,7 +14,7 @@ import click
 import pytest
 
 from helpers.refusals import assert_refused
-from helpers.running import Memplan, runner
+from helpers.running import Memplan
 from memplan.api.grad.training_graph import GradOptions
 from memplan.api.lower.lowered import LowerOptions
 from memplan.api.profiling import ProfileOptions
@@ -26,13 +26,6 @@ from memplan.solver.strategies.builtin import Keep
 from memplan_cli.command import GONE
 from memplan_cli.main import COMMANDS, main
 from memplan_cli.shared_options import Report
-
-
-@pytest.fixture
-def run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Memplan:
-    return runner(tmp_path, monkeypatch, capfd)
 
 
 def command(name: str) -> click.Command:
@@ -70,9 +63,9 @@ def test_options_that_a_command_does_not_name_are_fields(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_explains_every_option_and_ends_with_examples(name: str, run: Memplan) -> None:
-    text = run(name, "-h").stdout
-    assert text == run(name, "--help").stdout
+def test_help_explains_every_option_and_ends_with_examples(name: str, inside: Memplan) -> None:
+    text = inside(name, "-h").stdout
+    assert text == inside(name, "--help").stdout
     *_, examples = text.partition("\nExamples:\n")
     lines = examples.splitlines()
     assert 1 <= len(lines) <= 2
@@ -102,8 +95,8 @@ def test_examples_are_command_lines_that_parse(name: str) -> None:
         (["analyze", "m.onnx", "--providers", "cpu"], "option '--providers'", "'--provider'"),
     ],
 )
-def test_did_you_mean(arguments: list[str], problem: str, meant: str, run: Memplan) -> None:
-    done = run(*arguments)
+def test_did_you_mean(arguments: list[str], problem: str, meant: str, inside: Memplan) -> None:
+    done = inside(*arguments)
     assert done.returncode == 2
     error, hint = done.stderr.splitlines()
     assert error == f"error: unknown {problem}"
@@ -112,8 +105,8 @@ def test_did_you_mean(arguments: list[str], problem: str, meant: str, run: Mempl
 
 
 @pytest.mark.parametrize(("place", "name"), GONE)
-def test_what_is_gone_says_what_does_it_now(place: str, name: str, run: Memplan) -> None:
-    done = run(place, *name.split())
+def test_what_is_gone_says_what_does_it_now(place: str, name: str, inside: Memplan) -> None:
+    done = inside(place, *name.split())
     assert done.returncode == 2
     assert done.stderr.splitlines() == [f"error: {name} is gone", f"hint: {GONE[place, name]}"]
     assert done.stdout == ""
@@ -125,8 +118,8 @@ def test_windows_is_told_in_two_lines() -> None:
     assert_refused(done, EXIT_ENVIRONMENT, "memplan runs on Linux and macOS", "WSL")
 
 
-def test_a_command_like_no_other(run: Memplan) -> None:
-    assert run("frobnicate").stderr.splitlines()[1] == "hint: see 'memplan --help'"
+def test_a_command_like_no_other(inside: Memplan) -> None:
+    assert inside("frobnicate").stderr.splitlines()[1] == "hint: see 'memplan --help'"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +137,7 @@ def test_a_command_like_no_other(run: Memplan) -> None:
     ],
 )
 def test_logs_go_to_stderr_as_asked(
-    flags: tuple[str, ...], shown: list[str], run: Memplan, monkeypatch: pytest.MonkeyPatch
+    flags: tuple[str, ...], shown: list[str], inside: Memplan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logger = logging.getLogger("memplan.solver.strategies.builtin")
 
@@ -155,26 +148,26 @@ def test_logs_go_to_stderr_as_asked(
 
     monkeypatch.setattr("memplan.solver.strategies.builtin.BUILT_IN", {Keep.name: Keep})
     monkeypatch.setattr("memplan_cli.strategies.as_text", as_text)
-    assert run("strategies", *flags).stderr.splitlines() == shown
+    assert inside("strategies", *flags).stderr.splitlines() == shown
     # Nothing is left behind for whoever uses the package in the same process.
     assert logging.getLogger("memplan").handlers == []
     assert logging.getLogger("memplan").level == logging.NOTSET
 
 
 @pytest.mark.parametrize(("flag", "expected"), [("-v", False), ("-vv", True)])
-def test_a_traceback_is_shown_on_demand(flag: str, expected: bool, run: Memplan) -> None:
-    done = run("analyze", "absent\x1b[2J.onnx", flag)
+def test_a_traceback_is_shown_on_demand(flag: str, expected: bool, inside: Memplan) -> None:
+    done = inside("analyze", "absent\x1b[2J.onnx", flag)
     assert done.returncode == 3
     assert ("Traceback" in done.stderr) == expected
     assert done.stderr.splitlines()[0] == r"error: absent\x1b[2J.onnx does not exist"
     assert "\x1b" not in done.stderr
 
 
-def test_a_small_bare_number_was_a_percentage(run: Memplan, tmp_path: Path) -> None:
+def test_a_small_bare_number_was_a_percentage(inside: Memplan, tmp_path: Path) -> None:
     from helpers import odd_models as odd
 
     odd.saved(odd.training(), tmp_path, "m.onnx")
-    done = run("rewrite", "m.onnx", "--budget", "60", "--optimize", "none")
+    done = inside("rewrite", "m.onnx", "--budget", "60", "--optimize", "none")
     assert done.returncode == 4
     assert "hint: a bare number is bytes; did you mean --budget 60%?" in done.stderr
 
@@ -205,5 +198,5 @@ def test_a_shell_completes_commands_options_and_names(
     assert found == offered
 
 
-def test_strategies_fit_a_terminal(run: Memplan) -> None:
-    assert all(len(line) <= 80 for line in run("strategies").stdout.splitlines())
+def test_strategies_fit_a_terminal(inside: Memplan) -> None:
+    assert all(len(line) <= 80 for line in inside("strategies").stdout.splitlines())

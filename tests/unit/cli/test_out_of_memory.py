@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 import memplan
 from helpers.graphs import parse
-from helpers.running import Memplan, runner
+from helpers.running import Memplan
 from memplan.errors import EXIT_ENVIRONMENT, RuntimeUnavailableError
 from memplan.runtime import installed, room
 from memplan.runtime.run_failures import explain
@@ -31,62 +31,55 @@ def a_step(size: int | str = 4, weights: int = 4) -> onnx.ModelProto:
     return model
 
 
-@pytest.fixture
-def run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Memplan:
-    return runner(tmp_path, monkeypatch, capfd)
-
-
 def test_parameters_that_no_memory_holds_are_told_before_any_is_made(
-    run: Memplan, tmp_path: Path
+    inside: Memplan, tmp_path: Path
 ) -> None:
     onnx.save(a_step(weights=2**48), tmp_path / "step.onnx")
-    done = run("run", "step.onnx", "--init", "random", "--steps", "1")
+    done = inside("run", "step.onnx", "--init", "random", "--steps", "1")
     assert done.returncode == EXIT_ENVIRONMENT
     assert "the weights and the optimizer state of the step take" in done.stderr
     assert "hint: use a smaller batch or smaller sizes" in done.stderr
 
 
 def test_a_large_state_is_told_before_it_is_filled(
-    run: Memplan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inside: Memplan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from memplan_cli import run as command
 
     monkeypatch.setattr(command, "_LARGE", 64)
     onnx.save(a_step(), tmp_path / "step.onnx")
-    done = run("run", "step.onnx", "--init", "random", "--steps", "1")
+    done = inside("run", "step.onnx", "--init", "random", "--steps", "1")
     assert (done.returncode, done.stderr.splitlines()[0][:13]) == (0, "state: 64 B, ")
 
 
 @pytest.mark.parametrize("batch", [10**12, 4 * 10**11])
-def test_a_batch_that_no_memory_holds(batch: int, run: Memplan, tmp_path: Path) -> None:
+def test_a_batch_that_no_memory_holds(batch: int, inside: Memplan, tmp_path: Path) -> None:
     onnx.save(a_step("N"), tmp_path / "step.onnx")
-    done = run("run", "step.onnx", "--init", "random", "--dim", f"N={batch}", "--steps", "1")
+    done = inside("run", "step.onnx", "--init", "random", "--dim", f"N={batch}", "--steps", "1")
     assert done.returncode == EXIT_ENVIRONMENT
     assert "4 synthetic batches and their copy take" in done.stderr
 
 
 def test_out_of_memory_is_no_bug(
-    run: Memplan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inside: Memplan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def greedy(*_: object, **__: object) -> None:
         raise MemoryError("Unable to allocate 64.0 GiB for an array with shape (8,)")
 
     monkeypatch.setattr("memplan.api.analysis.open_step", greedy)
     onnx.save(a_step(), tmp_path / "step.onnx")
-    done = run("analyze", "step.onnx")
+    done = inside("analyze", "step.onnx")
     assert done.returncode == EXIT_ENVIRONMENT
     assert done.stderr.startswith("error: out of memory: 64.0 GiB for an array with shape (8,)")
 
 
 def test_data_that_no_memory_holds(
-    run: Memplan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inside: Memplan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     onnx.save(a_step(), tmp_path / "step.onnx")
     np.savez_compressed(tmp_path / "data.npz", x=np.zeros((1 << 16, 4), np.float32))
     monkeypatch.setattr(room, "room_bytes", lambda: 1 << 19)
-    done = run("run", "step.onnx", "--init", "random", "--data", "data.npz")
+    done = inside("run", "step.onnx", "--init", "random", "--data", "data.npz")
     assert done.returncode == EXIT_ENVIRONMENT
     assert "the arrays in data.npz take 1.00 MiB, and there is 512 KiB of memory" in done.stderr
 
@@ -111,14 +104,14 @@ def test_random_parameters_are_those_of_one_draw() -> None:
 
 
 def test_a_missing_runtime_is_told_with_what_to_install(
-    run: Memplan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inside: Memplan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(_: str) -> None:
         raise ModuleNotFoundError("No module named 'onnxruntime'")
 
     monkeypatch.setattr(installed, "import_module", missing)
     onnx.save(a_step(), tmp_path / "step.onnx")
-    done = run("run", "step.onnx", "--init", "random")
+    done = inside("run", "step.onnx", "--init", "random")
     assert done.returncode == EXIT_ENVIRONMENT
     assert done.stderr.splitlines() == [
         "error: ONNX Runtime is not installed",

@@ -9,18 +9,16 @@ import pytest
 
 from helpers.plan_files import SMALL
 from helpers.planned_calls import block, plan_of
-from helpers.running import Memplan, runner
+from helpers.running import Memplan
 from memplan.errors import EXIT_MODEL, EXIT_USAGE
 
 
 @pytest.fixture
-def memplan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Memplan:
+def memplan(inside: Memplan, tmp_path: Path) -> Memplan:
     kept = ("attn/qkv linear 0", "mlp/0 linear 0")
     plan_of(*block("blocks.0", kept), *block("blocks.1", kept)).save(tmp_path / "plan.json")
     SMALL.save(tmp_path / "small.json")
-    return runner(tmp_path, monkeypatch, capfd)
+    return inside
 
 
 def test_a_policy_goes_to_stdout_and_what_is_lost_to_stderr(memplan: Memplan) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from helpers import ort_artifacts
 from helpers.graphs import parse
-from helpers.running import Memplan, runner
+from helpers.running import Memplan
 from memplan.errors import EXIT_MODEL, EXIT_USAGE
 
 SECONDS = 60
@@ -90,12 +90,10 @@ def seconds_at_most(number: int) -> Iterator[None]:
 
 
 @pytest.fixture
-def run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Memplan:
+def run(inside: Memplan, tmp_path: Path) -> Memplan:
     onnx.save(parse(STEP), tmp_path / "step.onnx")
     onnx.save(ort_artifacts.training_model(), tmp_path / "left.onnx")
-    return runner(tmp_path, monkeypatch, capfd)
+    return inside
 
 
 @pytest.mark.parametrize("what", [a_pipe, a_device, a_socket, a_folder])

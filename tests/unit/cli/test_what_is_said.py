@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from helpers.running import Memplan, runner
+from helpers.running import Memplan
 from helpers.training_steps import long_skips
 
 BITS = {
@@ -20,11 +20,9 @@ BITS = {
 
 
 @pytest.fixture
-def run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Memplan:
+def run(inside: Memplan, tmp_path: Path) -> Memplan:
     onnx.save(long_skips(), tmp_path / "m.onnx")
-    return runner(tmp_path, monkeypatch, capfd)
+    return inside
 
 
 @pytest.mark.ort

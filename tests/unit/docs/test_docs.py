@@ -3,12 +3,9 @@ with the records that they were read from."""
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -37,7 +34,6 @@ PAGES = sorted(
         *(ROOT / name / "README.md" for name in ("benchmarks", "sample_models", "tools")),
     ]
 )
-IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 COMMON = {"--help", "--version"}
 # Of other programs, or of the benchmarks; named where those are shown.
 FOREIGN = {"benchmarks/README.md", "sample_models/README.md", "tools/README.md"}
@@ -117,32 +113,77 @@ def test_every_command_has_a_page_with_its_name_and_an_example() -> None:
     assert names == set(COMMANDS)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=IDS)
-def test_commands_and_their_options_exist(page: Path) -> None:
+def wrong_commands(page: Path) -> Iterator[str]:
     for line in shell_lines(page):
         words = shlex.split(
             re.sub(r"&&.*|\|.*|\s#.*", "", line).replace("[", " ").replace("]", " ")
         )
         command = words[1] if len(words) > 1 else ""
-        if command.startswith("-"):
-            assert command in COMMON, line
+        if command in COMMON or command == "COMMAND":
             continue
-        if command == "COMMAND":
-            continue
-        assert command in COMMANDS, line
         named = {word.split("=")[0] for word in words[2:] if re.match(r"--?[a-z]", word)}
-        assert named - options_of(command) == set(), line
+        if command not in COMMANDS or named - options_of(command):
+            yield line
 
 
-@pytest.mark.parametrize("page", PAGES, ids=IDS)
-def test_options_in_the_text_exist(page: Path) -> None:
+def wrong_options(page: Path) -> Iterator[str]:
+    """Options in the text."""
     if str(page.relative_to(ROOT)) in FOREIGN:
         return
     for span in _SPAN.findall(prose(page)):
-        if span.startswith(("pytest", ".venv", "python")):
+        if not span.startswith(("pytest", ".venv", "python")):
+            yield from set(_OPTION.findall(span)) - FOREIGN_OPTIONS - ALL_OPTIONS
+
+
+def dead_links(page: Path) -> Iterator[str]:
+    for target in ("".join(found) for found in _LINK.findall(prose(page))):
+        if re.match(r"\w+:", target):
             continue
-        named = set(_OPTION.findall(span)) - FOREIGN_OPTIONS
-        assert named - ALL_OPTIONS == set(), span
+        name, _, anchor = target.partition("#")
+        linked = (page.parent / name).resolve() if name else page
+        if not linked.exists() or (anchor and anchor not in anchors(linked)):
+            yield target
+
+
+def dead_paths(page: Path) -> Iterator[str]:
+    """A path in a span of code is relative to the repository, to ``memplan/`` or to the page."""
+    known = {path.name for path in ROOT.glob("*/**/*.py") if ".venv" not in path.parts}
+    if DOCS in page.parents:
+        known |= set(files(str(page.relative_to(DOCS))))
+    bases = ROOT, ROOT / "memplan", ROOT / "tests", ROOT / "tests" / "unit", page.parent
+    for span in _SPAN.findall(prose(page)):
+        if not _PATH.fullmatch(span) or span.startswith(("/", "..")):
+            continue
+        if "/" not in span:
+            if span.endswith(".py") and span not in known | MADE_BY_READERS:
+                yield span
+            continue
+        pattern = re.sub(r"\b[A-Z]+/", "*/", span).rstrip("/")  # ROOM/ stands for any folder
+        found = any(next(base.glob(pattern), None) for base in bases)
+        # A path that begins in no folder of the repository is the reader's.
+        first = span.split("/")[0]
+        if not found and any((base / first).is_dir() for base in (ROOT, ROOT / "memplan")):
+            yield span
+
+
+def dead_names(page: Path) -> Iterator[str]:
+    """Dotted names that cannot be imported."""
+    for name in re.findall(r"\bmemplan(?:\.[a-z]\w*){2,}", page.read_text(encoding="utf-8")):
+        try:
+            import_module(name)
+        except ModuleNotFoundError:
+            module, _, attribute = name.rpartition(".")
+            if not hasattr(import_module(module), attribute):
+                yield name
+
+
+RULES = [wrong_commands, wrong_options, dead_links, dead_paths, dead_names]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_a_page_names_exists(rule: Callable[[Path], Iterator[str]]) -> None:
+    faults = {page: found for page in PAGES if (found := sorted(rule(page)))}
+    assert faults == {}
 
 
 def test_exit_codes_are_those_of_the_program() -> None:
@@ -155,55 +196,6 @@ def test_exit_codes_are_those_of_the_program() -> None:
         text = " ".join(page.read_text(encoding="utf-8").split())
         named = re.findall(r"exit(?:s with| code(?: is| of)?) (\d+)", text, re.IGNORECASE)
         assert {int(code) for code in named} <= codes, page
-
-
-@pytest.mark.parametrize("page", PAGES, ids=IDS)
-def test_links_resolve(page: Path) -> None:
-    for target in ("".join(found) for found in _LINK.findall(prose(page))):
-        if re.match(r"\w+:", target):
-            continue
-        name, _, anchor = target.partition("#")
-        linked = (page.parent / name).resolve() if name else page
-        assert linked.exists(), target
-        if anchor:
-            assert anchor in anchors(linked), target
-
-
-@pytest.mark.parametrize("page", PAGES, ids=IDS)
-def test_paths_of_the_repository_exist(page: Path) -> None:
-    """A path in a span of code is relative to the repository, to ``memplan/`` or to the page."""
-    known = {path.name for path in ROOT.glob("*/**/*.py") if ".venv" not in path.parts}
-    if DOCS in page.parents:
-        known |= set(files(str(page.relative_to(DOCS))))
-    for span in _SPAN.findall(prose(page)):
-        if not _PATH.fullmatch(span) or span.startswith(("/", "..")):
-            continue
-        if "/" not in span:
-            assert not span.endswith(".py") or span in known | MADE_BY_READERS, span
-            continue
-        pattern = re.sub(r"\b[A-Z]+/", "*/", span).rstrip("/")  # ROOM/ stands for any folder
-        found = [next(base.glob(pattern), None) for base in _bases(page)]
-        assert any(found) or not _is_ours(span), span
-
-
-@pytest.mark.parametrize("page", PAGES, ids=IDS)
-def test_dotted_names_can_be_imported(page: Path) -> None:
-    for name in re.findall(r"\bmemplan(?:\.[a-z]\w*){2,}", page.read_text(encoding="utf-8")):
-        try:
-            import_module(name)
-        except ModuleNotFoundError:
-            module, _, attribute = name.rpartition(".")
-            assert hasattr(import_module(module), attribute), name
-
-
-def _bases(page: Path) -> tuple[Path, ...]:
-    return ROOT, ROOT / "memplan", ROOT / "tests", ROOT / "tests" / "unit", page.parent
-
-
-def _is_ours(span: str) -> bool:
-    """Whether a path begins in a folder of the repository; others are the reader's."""
-    first = span.split("/")[0]
-    return any((base / first).is_dir() for base in (ROOT, ROOT / "memplan"))
 
 
 def test_documents_that_the_code_names_exist() -> None:
@@ -228,15 +220,3 @@ def test_the_tree_of_the_architecture_is_the_tree() -> None:
 def test_tables_are_what_the_records_say() -> None:
     for path, text in tables.pages().items():
         assert path.read_text(encoding="utf-8") == text, "run python -m benchmarks.tables"
-
-
-def test_completion_starts(tmp_path: Path) -> None:
-    """The line of the reference: the shell asks the program for its completion function."""
-    environment = {**os.environ, "_MEMPLAN_COMPLETE": "zsh_source", "HOME": str(tmp_path)}
-    command = [
-        sys.executable,
-        "-c",
-        "from memplan_cli.main import run; import sys; sys.argv[0] = 'memplan'; run()",
-    ]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert "_memplan_completion" in done.stdout

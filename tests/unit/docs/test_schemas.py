@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.running import Memplan, runner
+from helpers.running import Memplan
 from helpers.schemas import FOLDER, faults, schemas
 
 ROOT = Path(__file__).parents[3]
@@ -20,13 +20,6 @@ STEP = ROOT / "sample_models/mlp_adamw.onnx"
 NOT_PRINTED = {"memplan.costs/1", "memplan.torch_plan/1"}
 """Files that memplan writes and reads itself, and the report of a Python object."""
 READ_ELSEWHERE = {"memplan.probe/1", "memplan.float-types/1", "memplan.kernels/1"}
-
-
-@pytest.fixture
-def run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Memplan:
-    return runner(tmp_path, monkeypatch, capfd)
 
 
 def test_every_json_has_a_schema_and_the_reference_links_it() -> None:
@@ -51,8 +44,10 @@ def test_every_json_has_a_schema_and_the_reference_links_it() -> None:
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_what_a_command_prints_is_as_its_schema_says(run: Memplan, arguments: tuple[str]) -> None:
-    done = run(*arguments, "--format", "json")
+def test_what_a_command_prints_is_as_its_schema_says(
+    inside: Memplan, arguments: tuple[str]
+) -> None:
+    done = inside(*arguments, "--format", "json")
     assert done.returncode == 0, done.stderr
     assert faults(json.loads(done.stdout)) == []
 

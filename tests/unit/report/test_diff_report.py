@@ -1,4 +1,4 @@
-"""A diff as text and as a page: named at once, whole, and safe whatever names hold."""
+"""A diff as text and as a page: named at once, and whole."""
 
 from __future__ import annotations
 
@@ -11,47 +11,21 @@ import pytest
 
 from helpers.graphs import parse
 from helpers.renaming import renamed
+from helpers.reports import data_of
 from helpers.running import Memplan
 from helpers.training_steps import symbolic_batch
 from memplan.api.diff.diffing import diff
 from memplan.report.html.page import page as page_of
 from memplan.report.parts import Table
 from memplan.report.tell.diff import reason, tell_diff
-from memplan.report.terminal.console import show
-from memplan.report.terminal.render import render
 
-HOSTILE = "</script><script>alert(1)</script>\x1b[2J\n::error::told"
-STEERS = re.compile(r"^::|[^\x20-\x7e\n\u00a0-\uffff]|[\u2028-\u202e\u2066-\u2069]", re.MULTILINE)
 FORWARD = "g (float[4, 8] x, float[8, 3] w) => (float[4, 3] y) { [n] h = MatMul(x, w) y = Relu(h) }"
 
 
-def hostile() -> onnx.ModelProto:
-    model = parse(FORWARD.replace("y = Relu(h)", "k = Exp(h) y = Mul(k, h)"))
-    for node in model.graph.node:
-        node.name += HOSTILE
-        node.metadata_props.add(key="memplan.module", value=HOSTILE)
-        node.input[:] = [f"{n}{HOSTILE}" if n in "hk" else n for n in node.input]
-        node.output[:] = [f"{n}{HOSTILE}" if n in "hk" else n for n in node.output]
-    return model
-
-
-def test_names_steer_nothing() -> None:
-    found = diff(parse(FORWARD), hostile())
-    told = tell_diff(found, details=True)
-    page = page_of(told)
-    assert page.count("<script") == 2
-    for text in (page, show(render(told.parts, details=True), stdout=False)):
-        assert "alert(1)" in text
-        assert not STEERS.search(text)
-
-
-def test_the_page_is_offline_and_has_both_timelines() -> None:
+def test_the_page_has_both_timelines() -> None:
     found = diff(symbolic_batch(), symbolic_batch(), {"N": 64}, new_dims={"N": 128})
     page = page_of(tell_diff(found))
-    assert not re.search(r"https?://|url\(|@import|<link|src=", page)
-    block = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
-    assert block is not None
-    charts = json.loads(block[1])["charts"]
+    charts = data_of(page)["charts"]
     assert len(charts) == page.count('class="chart"') == 2
     assert page.count('class="before"') == 1
     assert "N 64 -&gt; 128" in page

@@ -1,69 +1,38 @@
-"""A sweep as text, CSV and HTML: complete, narrow enough, and safe whatever names hold."""
+"""A sweep as text, CSV and HTML: complete, and narrow enough."""
 
 from __future__ import annotations
 
 import csv
 import io
-import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from helpers.reports import text_of
-from helpers.sweeps import NO_PLAN, footprint, planned, search
-from memplan.api.sweep.point import Answer, Failure
-from memplan.api.sweep.request import SweepOptions
-from memplan.api.sweep.sweep_result import Sweep, SweepPoint
+from helpers.reports import Page, text_of
+from helpers.sweeps import NO_PLAN, a_sweep, footprint, planned, point, search
+from memplan.api.sweep.point import Failure
+from memplan.api.sweep.sweep_result import Sweep
 from memplan.errors import EXIT_MODEL
 from memplan.report.html.page import page as page_of
 from memplan.report.sweep_csv import sweep_csv
 from memplan.report.tell.sweep import headline, tell_sweep, varying
-from memplan.units import parse_size
 
 GIB = 2**30
-HOSTILE = "</script><img src=x onerror=alert(1)>\x1b[31m\n::error::"
-
-
-def point(
-    size: int,
-    budget: str | None = None,
-    answer: Answer | None = None,
-    model: str = "model.onnx",
-    **more: object,
-) -> SweepPoint:
-    shape = footprint(size * GIB, size * GIB // 4)
-    return replace(
-        SweepPoint(
-            Path(model),
-            {"N": size},
-            "tuned",
-            "cpu",
-            parse_size(budget) if budget else None,
-            8 * GIB if budget else None,
-            shape,
-        ),
-        **{"planned" if answer and not isinstance(answer, Failure) else "failure": answer},
-        **more,
-    )
-
-
-def sweep(*points: SweepPoint, fits: tuple[object, ...] = ()) -> Sweep:
-    return Sweep(points, fits, SweepOptions(), ("cpu",))  # type: ignore[arg-type]
+EVIL = "<b>\x1b[31m\n::error::"
 
 
 @pytest.fixture
 def whole() -> Sweep:
     """Points of all kinds, with names that no terminal and no browser may see raw."""
     fit, _ = search(1000, lambda v: footprint(10 * v, 4 * v), lambda v: planned(1000))
-    broken = Failure(f"bad {HOSTILE}", "mend it", EXIT_MODEL)
-    return sweep(
+    broken = Failure(f"bad {EVIL}", "mend it", EXIT_MODEL)
+    return a_sweep(
         point(8, "8GiB", planned(8 * GIB, 0.0, 0)),
         point(16, "8GiB", planned(8 * GIB, 0.123, 1234)),
         point(32, "8GiB", NO_PLAN),
         point(64, "8GiB", NO_PLAN, budget_bytes=1),
-        point(8, "8GiB", broken, model=f"{HOSTILE}.onnx", footprint=None),
+        point(8, "8GiB", broken, model=f"{EVIL}.onnx", footprint=None),
         fits=(fit,),
     )
 
@@ -90,22 +59,17 @@ class TestText:
         assert "no plan found" not in shown.split("Without an answer")[1]
         assert "no plan found" in text(whole, details=True).split("Without an answer")[1]
 
-    def test_names_cannot_steer_a_terminal(self, whole: Sweep) -> None:
-        shown = text(whole, details=True)
-        assert "\x1b" not in shown
-        assert not re.search(r"^::", shown, re.MULTILINE)
-
     def test_a_table_of_plans_fits_80_columns(self) -> None:
-        found = sweep(
+        found = a_sweep(
             *(point(n, "23.5GiB", planned(8 * GIB, 12.3456, 12345)) for n in (1024, 2048))
         )
         assert max(len(line) for line in text(found).splitlines()) <= 80
 
     def test_what_is_the_same_everywhere_is_said_once(self) -> None:
-        found = sweep(point(8), point(16))
+        found = a_sweep(point(8), point(16))
         assert "budget" not in text(found)
         assert "model.onnx, tuned session, on cpu" in text(found)
-        more = sweep(point(8), point(8, model="other.onnx", session="default"))
+        more = a_sweep(point(8), point(8, model="other.onnx", session="default"))
         assert varying(more).texts == ("model", "session")
         assert "N=8" in varying(more).fixed
         where = varying(more).named(Path("model.onnx"), {"N": 8}, "tuned", "cpu")
@@ -114,19 +78,19 @@ class TestText:
     def test_assumptions_say_how_many_points_rest_on_them(self) -> None:
         shape = replace(footprint(GIB), assumptions=("all", "one"))
         other = replace(footprint(GIB), assumptions=("all",))
-        found = text(sweep(point(8, footprint=shape), point(16, footprint=other)))
+        found = text(a_sweep(point(8, footprint=shape), point(16, footprint=other)))
         assert "- all\n" in found
         assert "- one (1 of 2 points)" in found
 
     def test_models_of_one_name_are_told_by_their_paths(self) -> None:
-        found = sweep(point(8, model="a/m.onnx"), point(8, model="b/m.onnx"))
+        found = a_sweep(point(8, model="a/m.onnx"), point(8, model="b/m.onnx"))
         assert set(varying(found).names.values()) == {"a/m.onnx", "b/m.onnx"}
 
     def test_the_answer_of_a_fit_comes_first(self, whole: Sweep) -> None:
         first = text(whole).splitlines()[0]
         assert "N up to" in first
         assert headline(whole).startswith("N up to")
-        assert headline(sweep(point(8))) == "1 point: 1 analyzed"
+        assert headline(a_sweep(point(8))) == "1 point: 1 analyzed"
 
 
 class TestCsv:
@@ -143,54 +107,25 @@ class TestCsv:
     def test_names_stay_on_one_line_and_are_no_formulas(self, whole: Sweep) -> None:
         rows = sweep_csv(whole).splitlines()
         assert len(rows) == 1 + len(whole.points)
-        evil = sweep(point(8, model="=cmd|x.onnx"))
+        evil = a_sweep(point(8, model="=cmd|x.onnx"))
         assert next(csv.DictReader(io.StringIO(sweep_csv(evil))))["model"] == "'=cmd|x.onnx"
         named = replace(point(8), dims={"=N": 8})
-        assert "dim.=N" in sweep_csv(sweep(named))
+        assert "dim.=N" in sweep_csv(a_sweep(named))
 
     def test_nothing_is_a_head(self) -> None:
-        assert sweep_csv(sweep()) == "model\n"
-
-
-class Page(HTMLParser):
-    def __init__(self, page: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.texts: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
+        assert sweep_csv(a_sweep()) == "model\n"
 
 
 class TestHtml:
-    def test_names_cannot_break_out(self, whole: Sweep) -> None:
-        page = Page(html(whole))
-        assert page.tags.count("script") == 2
-        assert "img" not in page.tags
-        assert not [name for name, _ in page.attributes if name.startswith("on")]
-        assert any("</script><img" in text for text in page.texts)
-
-    def test_nothing_is_loaded_from_anywhere(self, whole: Sweep) -> None:
-        page = html(whole)
-        assert not re.search(r"https?://|url\(|@import|<link|src=[^x]", page)
-        assert "default-src 'none'" in page
-        assert re.search(r"script-src 'sha256-[\w+/=]{44}'", page)
-
     def test_curves_and_table_have_every_point(self, whole: Sweep) -> None:
         page = Page(html(whole))
         assert "extra time: N = 16: 12.30%" in page.texts
         assert "extra time: N = 32: no plan found" in page.texts
-        assert page.tags.count("svg") == 2
-        assert page.tags.count("tr") == 1 + len(whole.points)
+        assert page.tags["svg"] == 2
+        assert page.tags["tr"] == 1 + len(whole.points)
 
     def test_budgets_are_the_axis_where_no_dimension_varies(self) -> None:
-        found = sweep(
+        found = a_sweep(
             *(point(8, b, planned(GIB, x), budget_bytes=n * GIB)
               for n, (b, x) in enumerate((("50%", 0.2), ("75%", 0.1)), 4))
         )  # fmt: skip
@@ -199,12 +134,12 @@ class TestHtml:
 
     def test_without_a_footprint_there_is_no_curve(self) -> None:
         broken = Failure("bad", "", EXIT_MODEL)
-        page = Page(html(sweep(point(8, None, broken, footprint=None))))
-        assert "svg" not in page.tags
+        page = Page(html(a_sweep(point(8, None, broken, footprint=None))))
+        assert not page.tags["svg"]
 
 
 def test_a_figure_of_one_point_stands_in_the_middle() -> None:
-    found = sweep(point(8, "8GiB", planned(8 * GIB, 0.0, 0)), point(8, "8GiB", NO_PLAN))
+    found = a_sweep(point(8, "8GiB", planned(8 * GIB, 0.0, 0)), point(8, "8GiB", NO_PLAN))
     drawn = html(found)
     assert drawn.count('class="missing"') == 2
     assert 'cx="348.0"' in drawn

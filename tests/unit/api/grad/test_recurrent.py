@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 import memplan
 from helpers.gradients import draw, reference, runtime, single
 from helpers.recurrent_layers import BATCH, layer
-from helpers.running import Memplan, runner
+from helpers.running import Memplan
 from memplan.api.grad.differentiate import grad
 from memplan.api.grad.training_graph import GradOptions
 from memplan.autodiff.backward import Request, build_gradients
@@ -20,11 +20,9 @@ from memplan.errors import ModelError
 
 
 @pytest.fixture
-def run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Memplan:
+def run(inside: Memplan, tmp_path: Path) -> Memplan:
     onnx.save(layer(), tmp_path / "f.onnx")
-    return runner(tmp_path, monkeypatch, capfd)
+    return inside
 
 
 def test_report(run: Memplan) -> None:

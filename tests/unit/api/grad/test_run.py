@@ -13,7 +13,7 @@ import pytest
 import memplan
 from helpers.gradients import draw, reference, runtime
 from helpers.graphs import open_text, parse
-from helpers.running import Memplan, runner
+from helpers.running import Memplan
 from memplan.api.grad.training_graph import GradOptions
 from memplan.errors import ModelError, UsageError
 from memplan.ir.graph import Graph, Phase
@@ -38,11 +38,9 @@ MLP = MLP.replace("WEIGHTS", ",".join(f"{n:.3f}" for n in draw((32,)))).replace(
 
 
 @pytest.fixture
-def run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Memplan:
+def run(inside: Memplan, tmp_path: Path) -> Memplan:
     onnx.save(parse(MLP), tmp_path / "f.onnx")
-    return runner(tmp_path, monkeypatch, capfd)
+    return inside
 
 
 def outputs(path: Path) -> list[str]:

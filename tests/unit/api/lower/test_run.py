@@ -13,7 +13,7 @@ import memplan
 from helpers import ort_artifacts as made
 from helpers.gradients import runtime
 from helpers.refusals import assert_harmless, assert_refused
-from helpers.running import Memplan, runner
+from helpers.running import Memplan
 from memplan.errors import EXIT_ENVIRONMENT, EXIT_MODEL, EXIT_USAGE, UsageError
 from memplan.proto.read import read_model
 
@@ -22,12 +22,10 @@ MODEL, OPTIMIZER = "training_model.onnx", "optimizer_model.onnx"
 
 
 @pytest.fixture
-def run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Memplan:
+def run(inside: Memplan, tmp_path: Path) -> Memplan:
     onnx.save(made.training_model(), tmp_path / MODEL)
     onnx.save(made.optimizer_model(clip=1.0), tmp_path / OPTIMIZER)
-    return runner(tmp_path, monkeypatch, capfd)
+    return inside
 
 
 def test_report(run: Memplan) -> None:

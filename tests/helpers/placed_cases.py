@@ -24,7 +24,7 @@ def main() -> None:
     """Compare; what the runtime or ONNX's inference refuses is left out."""
     sys.path.append(str(ROOT / "tools" / "probe_ort"))
     import cuda_memory
-    from catalogue import all_cases
+    from cases import all_cases
 
     compared, different = 0, []
     for case in all_cases():

@@ -19,7 +19,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from catalogue import all_cases
+from cases import all_cases
 from shim import ShimError, compile_shim
 from table import render, table
 

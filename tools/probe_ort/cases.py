@@ -1,13 +1,31 @@
-"""The vocabulary of the probe's catalogue: a case is one node with its inputs."""
+"""The probe's catalogue: a case is one node with its inputs; ``catalogue.txt`` has a row of each.
+
+A row stands below the operators that it is of (``domain.Operator``, several on a line)::
+
+    label | inputs | settings
+
+An input is ``float16[2,3]``, float32 where no type is named: an intermediate tensor, random unless
+its elements follow in braces. Behind ``=`` it is an initializer, and ``-`` is an input that is left
+out. Elements are repeated until the tensor is full; ``0..9`` and ``0..8:2`` count. Settings are
+``outputs`` (how many), ``absent`` (which of them have no name), ``opset``, and attributes in JSON.
+With ``T=int64,bool`` the row is one case for each of these types, which stand where ``T`` does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
+import onnx
+from onnx import numpy_helper, parser
 
 OPSET = 20
+ROWS = Path(__file__).with_name("catalogue.txt")
 
 
 @dataclass(frozen=True)
@@ -58,53 +76,96 @@ class Case:
         return f"{self.domain}:{self.op}"
 
 
-def f32(*shape: int) -> In:
-    """A float32 input."""
-    return In("float32", shape)
+def all_cases() -> list[Case]:
+    """The catalogue in a fixed order.
+
+    Raises:
+        ValueError: two cases of an operator have one label.
+    """
+    found = [*_read(ROWS.read_text(encoding="utf-8")), *_with_bodies()]
+    labels = Counter(f"{case.key}/{case.label}" for case in found)
+    twice = [label for label, count in labels.items() if count > 1]
+    if twice:
+        raise ValueError(f"exist twice: {twice}")
+    return found
 
 
-def typed(dtype: str, *shape: int) -> In:
-    """An input of the numpy dtype."""
-    return In(dtype, shape)
+def _read(text: str) -> Iterator[Case]:
+    for block in text.split("\n\n"):
+        lines = block.splitlines()
+        ops = " ".join(line for line in lines if not line.startswith(" ")).split()
+        for line in lines:
+            if line.startswith(" "):
+                yield from cases_of(ops, *(part.strip() for part in line.split("|")))
 
 
-def given(value: object, dtype: str = "int64") -> In:
-    """An intermediate input with these values."""
-    array = np.asarray(value, dtype)
-    return In(dtype, array.shape, array)
+def cases_of(ops: Sequence[str], label: str, inputs: str, settings: str = "") -> Iterator[Case]:
+    """The cases of one row."""
+    given = dict(part.split("=", 1) for part in settings.split())
+    dtypes = given.pop("T", "").split(",")
+    attributes = {name: json.loads(text) for name, text in given.items()}
+    outputs, opset = attributes.pop("outputs", 1), attributes.pop("opset", OPSET)
+    absent = frozenset(attributes.pop("absent", ()))
+    for op in ops:
+        domain, _, name = op.rpartition(".")
+        for dtype in dtypes:
+            own, read = (
+                re.sub(r"\bT\b", dtype, text) if dtype else text for text in (label, inputs)
+            )
+            slots = [_input(part) for part in read.split()]
+            yield Case(name, own, slots, attributes, outputs, absent, domain, opset)
 
 
-def ints(*values: int) -> Const:
-    """A constant int64 vector."""
-    return Const(np.array(values, np.int64))
+_INPUT = re.compile(r"(=?)(\w*)\[([\d,]*)\](?:\{(.*)\})?")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)(?::(\d+))?")
 
 
-def scalar(value: float, dtype: str = "float32") -> Const:
-    """A constant scalar."""
-    return Const(np.array(value, dtype))
+def _input(text: str) -> Input:
+    if text == "-":
+        return None
+    match = _INPUT.fullmatch(text)
+    if match is None:
+        raise ValueError(f"not an input: {text!r}")
+    constant, dtype, sizes, elements = match.groups()
+    dtype, shape = dtype or "float32", tuple(map(int, filter(None, sizes.split(","))))
+    value = None if elements is None else _value(elements, dtype, shape)
+    return Const(value) if constant else In(dtype, shape, value)
 
 
-class Catalogue:
-    """Collects cases; labels must be unique within an op."""
+def _value(text: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    counted = _RANGE.fullmatch(text)
+    if counted is None:
+        elements = [json.loads(part) for part in text.split(",") if part]
+    else:
+        first, last, step = (int(part or 1) for part in counted.groups())
+        elements = list(range(first, last + 1, step))
+    return np.resize(np.asarray(elements, dtype), shape)
 
-    def __init__(self) -> None:
-        self.cases: list[Case] = []
-        self._seen: set[tuple[str, str]] = set()
 
-    def add(
-        self,
-        op: str,
-        label: str,
-        *inputs: Input,
-        outputs: int = 1,
-        domain: str = "",
-        opset: int = OPSET,
-        absent: Sequence[int] = (),
-        **attributes: object,
-    ) -> None:
-        """Add one case; keyword arguments beyond the named ones are the node's attributes."""
-        case = Case(op, label, inputs, attributes, outputs, frozenset(absent), domain, opset)
-        if (case.key, label) in self._seen:
-            raise ValueError(f"case {case.key}/{label} exists twice")
-        self._seen.add((case.key, label))
-        self.cases.append(case)
+# --- Operators with bodies ----------------------------------------------------------------------
+
+_LOOP = """turn (int64 i, bool go, float[5,17,24] state)
+    => (bool go_on, float[5,17,24] next, float[5,17,24] seen)
+    { go_on = Identity (go) next = Neg (state) seen = Exp (next) }"""
+_SCAN = """step (float[17,24] state, float[17,24] row) => (float[17,24] next, float[17,24] seen)
+    { next = Add (state, row) seen = Exp (next) }"""
+_BRANCH = "OP () => (float[5,17,24] OP_out) { OP_out = OP (OP_in) }"
+
+
+def _with_bodies() -> Iterator[Case]:
+    body = parser.parse_graph(_LOOP)
+    counts = _input("=int64[]{3}"), _input("bool[]{true}")
+    yield Case("Loop", "carried and scanned", (*counts, _input("[5,17,24]")), {"body": body}, 2)
+    branches = {"then_branch": _branch("Neg"), "else_branch": _branch("Exp")}
+    for choice in (True, False):
+        yield Case("If", f"branch {choice}", (In("bool", (), np.array(choice)),), branches)
+    scanned = {"body": parser.parse_graph(_SCAN), "num_scan_inputs": 1}
+    yield Case("Scan", "one state", (_input("[17,24]"), _input("[5,17,24]")), scanned, 2)
+
+
+def _branch(op: str) -> onnx.GraphProto:
+    """A body that reads a tensor of its own instead of one of the outer graph."""
+    graph = parser.parse_graph(_BRANCH.replace("OP", op))
+    ones = np.ones((5, 17, 24), np.float32)
+    graph.initializer.append(numpy_helper.from_array(ones, f"{op}_in"))
+    return graph

@@ -90,13 +90,12 @@ def _merge(rows: list[dict], types: dict) -> None:
 
 def host_slots() -> tuple[dict[str, list[int]], dict[str, list[int]]]:
     """Operator key -> inputs, and outputs, that its CUDA kernel has on the host."""
-    from cases import Case, f32, ints, scalar
-    from catalogue import all_cases
+    from cases import all_cases, cases_of
 
-    more = Case("Pad", "value", (f32(2, 3, 7), ints(0, 0, 1, 2, 0, 0), scalar(1.0)))
+    more = cases_of(["Pad"], "value", "[2,3,7] =int64[6]{0,0,1,2,0,0} =[]{1}")
     inputs: dict[str, set[int]] = defaultdict(set)
     outputs: dict[str, set[int]] = defaultdict(set)
-    for case in (*all_cases(), more):
+    for case in (*all_cases(), *more):
         for computed in (True, False):
             try:
                 found = _look(case, computed)

@@ -131,7 +131,7 @@ def _specs(values: list) -> list:
 def measure() -> dict[str, object]:
     """The table of all cases that run."""
     import onnxruntime as ort
-    from catalogue import all_cases
+    from cases import all_cases
     from table import _plain
 
     inplace: dict[str, set[tuple[int, int]]] = defaultdict(set)

@@ -21,8 +21,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime as ort
-from cases import Case, Const
-from catalogue import all_cases
+from cases import Case, Const, all_cases
 from onnx import TensorProto, helper, numpy_helper
 
 LATER = 22

@@ -60,7 +60,7 @@ def _with_rule(ops: list[Op], draw: Random) -> Case:
         sources = ["x", *(other.name for other in ops[:place]), *(name for name, _ in op.more)]
         rule = Op(f"{op.name}rule", draw.choice(sources), op.nbytes, float(draw.randint(1, 4)))
         ops.append(replace(rule, rebuilds=op.name))
-    return Case(*ops, resident="x")
+    return Case(*ops)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def asked_case(seed: int) -> Asked:
         first = len(ops)
         ops += [*encode, *decode]
         nodes.append((op.name, tuple(range(first, first + len(encode))), len(ops) - 1))
-    case = Case(*ops, resident="x")
+    case = Case(*ops)
     forms = tuple(Form("other", case.tensors[name], *chain) for name, *chain in nodes)
     if draw.random() < 0.5:
         _write_over(case, draw)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
@@ -41,19 +42,47 @@ class Op:
     more: tuple[tuple[str, int], ...] = ()
 
 
-class Case:
-    """Operators in order, as a problem; sequences are written as node names."""
+_OP = re.compile(
+    r"(\w+)(?:=(view|inplace))?\(([\w ]*)\)(?::(\d+))?(?:\$([\d.]+))?(!?)(\??)((?:\+[\w:=]+)*)"
+)
 
-    def __init__(self, *ops: Op, resident: str = "") -> None:
-        self.ops = ops
-        self.place = {op.name: k for k, op in enumerate(ops)}
-        self.tensors: dict[str, int] = {}
-        for name in resident.split():
-            self.tensors[name] = len(self.tensors)
-        self.resident = len(self.tensors)
-        for op in ops:
-            for name, _ in self._outputs(op):
-                self.tensors.setdefault(name, len(self.tensors))
+
+def ops(text: str) -> list[Op]:
+    """Operators as text: ``name(reads):bytes$seconds``, 1 of each unless it says so.
+
+    ``name=view(a)`` (of no bytes and no seconds) and ``name=inplace(a)``: what it makes of its
+    first read. ``!``: a graph output; ``?``: it must not run again, as a draw of random numbers.
+    Behind ``+``: a further output (``+mask:1``), or a field of :class:`Op` (``+workspace=6``).
+    """
+    found = []
+    for word in re.split(r"\s+(?![^(]*\))", text.strip()):
+        match = _OP.fullmatch(word)
+        assert match, word
+        name, like, reads, nbytes, cost, output, drawn, more = match.groups()
+        least = 0 if like == "view" else 1
+        fields: dict[str, object] = {"nbytes": int(nbytes or least), "cost": float(cost or least)}
+        fields["more"] = tuple((n, int(b)) for n, b in re.findall(r"\+(\w+):(\d+)", more))
+        for key, value in re.findall(r"\+(\w+)(?:=(\w+))?(?![\w:])", more):
+            fields[key] = int(value) if value.isdigit() else value or True
+        found.append(
+            Op(name, reads, like=like or "", output=bool(output), again=not drawn, **fields)  # type: ignore[arg-type]
+        )
+    return found
+
+
+class Case:
+    """Operators in order, as a problem (:func:`ops`); sequences are written as node names.
+
+    What is read and not made is resident."""
+
+    def __init__(self, *operators: str | Op) -> None:
+        self.ops = [o for it in operators for o in (ops(it) if isinstance(it, str) else [it])]
+        self.place = {op.name: k for k, op in enumerate(self.ops)}
+        made = dict.fromkeys(name for op in self.ops for name, _ in self._outputs(op))
+        read = dict.fromkeys(name for op in self.ops for name in op.reads.split())
+        self.resident = len(read.keys() - made.keys())
+        names = [name for name in read if name not in made] + list(made)
+        self.tensors = {name: k for k, name in enumerate(names)}
         self.arrays = self.built()
 
     @staticmethod
@@ -170,6 +199,14 @@ class Case:
                 for node, position in reversed(ranked):
                     sequence = np.insert(sequence, position, node)
                 yield sequence
+
+
+LONG_SKIP = Case("""
+    t0(x):4  t1(t0):4  t2(t1):4  t3(t2):4  t4(t3):4  t5(t4):4  t6(t5):4  t7(t6):4  s(t7)
+    join(s t0)!""")
+# b can only be made again from a, which is gone by then.
+NESTED = Case("""
+    a(x):4$2  b(a):4  p1(b):4 p2(p1):4 p3(p2)  q1(p3):4 q2(q1):4 q3(q2)  join(q3 b)!""")
 
 
 class Clock:

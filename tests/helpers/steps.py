@@ -19,7 +19,7 @@ def chain(length: int) -> Case:
         Op(f"b{k}", f"f{k} " + (f"b{k + 1}" if k < length else "loss"), output=k == 1)
         for k in range(length, 0, -1)
     ]
-    return Case(*forward, Op("loss", f"f{length}"), *backward, resident="x")
+    return Case(*forward, f"loss(f{length})", *backward)
 
 
 def problem_of(
@@ -89,7 +89,7 @@ def random_step(seed: int, length: int = 24) -> tuple[Case, Problem]:
         if not ops[k].again and not ops[k].eager and not ops[k].more:
             source = ops[k].reads.split()[0]
             ops.append(Op(f"r{k}", source, ops[k].nbytes, 1.5, rebuilds=f"f{k}"))
-    case = Case(*ops, resident="x")
+    case = Case(*ops)
     peak = case.peak(case.order)
     share = float(draw.choice([0.5, 0.7, 0.9]))
     problem = problem_of(case, int(share * peak))
@@ -107,4 +107,4 @@ def irregular(seed: int, length: int = 40) -> Case:
         far = f"n{draw.integers(0, k)}"
         size, cost = int(draw.integers(1, 9)), float(draw.integers(1, 10))
         ops.append(Op(f"n{k}", near if draw.random() < 0.3 else f"{near} {far}", size, cost))
-    return Case(*ops, resident="x")
+    return Case(*ops)

@@ -172,7 +172,7 @@ def cases(draw: st.DrawFn) -> Case:
             part = f"{op.name}part"
             ops.append(Op(part, source, op.nbytes, 1.0, rebuilds=part, behind=op.name))
             ops.append(Op(f"{op.name}again", part, op.nbytes, 1.0, rebuilds=op.name))
-    return Case(*ops, resident="x")
+    return Case(*ops)
 
 
 def solved(case: Case, budget: int, options: SearchOptions, seconds: float = 1e6) -> Decision:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from helpers.models import load_benchmark
-from helpers.problems import Case, Op
+from helpers.problems import Case
 from helpers.steps import problem_of
 from memplan.solver.strategies.mincut import MinCut
 
@@ -52,16 +52,7 @@ def test_shares_are_spread_from_the_start() -> None:
     assert shares[:4] == [0, 10_000, 5000, 2500]
 
 
-SIZES = Case(
-    Op("a", "x", 4, 1.0),
-    Op("b", "a", 4, 5.0),
-    Op("c", "b", 2, 3.0),
-    Op("loss", "c", 0),
-    Op("gc", "loss c b", 2),
-    Op("gb", "gc a", 4),
-    Op("ga", "gb a", 4, output=True),
-    resident="x",
-)
+SIZES = Case("a(x):4  b(a):4$5  c(b):2$3  loss(c):0  gc(loss c b):2  gb(gc a):4  ga(gb a):4!")
 
 
 def test_the_plain_knapsack_keeps_what_is_worth_most() -> None:
@@ -87,14 +78,7 @@ def test_a_sweep_takes_the_cheapest_share_that_fits() -> None:
 
 def test_the_knapsack_frees_banned_nodes_that_do_not_fit() -> None:
     # m1 and m2 are banned; a share for one of them keeps the dearer one.
-    case = Case(
-        Op("m1", "x", 400, 2.0),
-        Op("m2", "m1", 400, 7.0),
-        Op("loss", "m2", 0),
-        Op("g2", "loss m2 m1", 400),
-        Op("g1", "g2 m1", 400, output=True),
-        resident="x",
-    )
+    case = Case("m1(x):400$2  m2(m1):400$7  loss(m2):0  g2(loss m2 m1):400  g1(g2 m1):400!")
     problem = problem_of(case, 1, intensive="m1 m2")
     plans = {
         share: case.text(Knapsack(budget=share).solve(problem, SECONDS).decision.sequence)
@@ -109,14 +93,7 @@ def test_the_knapsack_frees_banned_nodes_that_do_not_fit() -> None:
 
 def test_the_whole_share_is_the_minimum_cut() -> None:
     # Both products together are more than the whole (their sum), but they are not run again.
-    case = Case(
-        Op("m1", "x", 400, 2.0),
-        Op("m2", "x", 400, 7.0),
-        Op("sum", "m1 m2", 500),
-        Op("loss", "sum", 0, output=True),
-        Op("g", "loss sum", 400, output=True),
-        resident="x",
-    )
+    case = Case("m1(x):400$2  m2(x):400$7  sum(m1 m2):500  loss(sum):0!  g(loss sum):400!")
     problem = problem_of(case, 1, intensive="m1 m2")
     whole = Knapsack(budget=100).solve(problem, SECONDS).decision
     assert whole.sequence.tolist() == case.order.tolist()

@@ -10,7 +10,7 @@ import pytest
 
 from helpers.effort import tries
 from helpers.every_order import asked_case, cheapest_by_peak, every_sequence, loose_case
-from helpers.problems import Case, Op
+from helpers.problems import Case
 from helpers.steps import random_step
 from memplan.solver.bound.events import EventProgram
 from memplan.solver.bound.milp import Effort
@@ -153,23 +153,13 @@ def first_runs(sequence: Ints) -> dict[int, int]:
 
 
 def test_a_rule_that_may_run_first_leaves_no_certainty() -> None:
-    case = Case(
-        Op("a", "x", again=False),
-        Op("b", "a", output=True),
-        Op("rule", "x", rebuilds="a"),
-        resident="x",
-    )
+    case = Case("a(x)?  b(a)!  rule(x)+rebuilds=a")
     precedence = find_precedence(case.problem(1))
     assert precedence.ancestors(case.place["b"]) == set()
 
 
 def test_a_rule_that_reads_what_its_node_makes_beside_changes_nothing() -> None:
-    case = Case(
-        Op("a", "x", again=False, more=(("mask", 1),)),
-        Op("b", "a", output=True),
-        Op("rule", "mask", rebuilds="a"),
-        resident="x",
-    )
+    case = Case("a(x)?+mask:1  b(a)!  rule(mask)+rebuilds=a")
     precedence = find_precedence(case.problem(1))
     assert precedence.ancestors(case.place["b"]) == {case.place["a"]}
 
@@ -189,7 +179,7 @@ def test_no_strategy_undercuts_the_bound() -> None:
 
 
 def test_a_bound_of_nothing_but_impossible_says_so() -> None:
-    case = Case(Op("a", "x", 4), Op("b", "x", 4), Op("c", "a b", 4, output=True), resident="x")
+    case = Case("a(x):4  b(x):4  c(a b):4!")
     problem = case.problem(11)  # c needs all three
     bound = OrderFreeBound(problem, Effort())
     deque(bound.look(problem.order, forever), 0)

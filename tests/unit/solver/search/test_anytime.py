@@ -4,170 +4,95 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.problems import Case, Op
-from helpers.searching import LONG_SKIP, NESTED, bridge, check
+from helpers.problems import LONG_SKIP, NESTED, Case
+from helpers.steps import check
 from memplan.deadline import Deadline
 from memplan.solver.search.anytime import solve
 from memplan.solver.search.params import SearchOptions
 
 FIXED = SearchOptions(order=False, iterations=40)
-
-
 MOVING = SearchOptions(order=True, iterations=40)
-
-
 SECONDS = 30.0  # far more than any of these needs: they end by iterations
 
-
-KEPT_SOURCE = Case(  # here a is small: cheaper to keep it than to run it again
-    Op("a", "x", 1, 2.0),
-    Op("b", "a", 4),
-    *bridge("p", "b"),
-    *bridge("q", "p3"),
-    Op("join", "q3 b", output=True),
-    resident="x",
+# By name: a budget, the least extra cost and how many clones brute force tries; the problem.
+OPTIMA: dict[str, tuple[tuple[int, float, int], Case | str]] = {
+    "chain of eight with a long skip": ((8, 1.0, 2), LONG_SKIP),
+    "nested closure": ((9, 3.0, 3), NESTED),
+    # a is small: cheaper to keep it than to run it again.
+    "source kept instead": (
+        (9, 1.0, 2),
+        "a(x)$2  b(a):4  p1(b):4 p2(p1):4 p3(p2)  q1(p3):4 q2(q1):4 q3(q2)  join(q3 b)!",
+    ),
+    "three instances of one node": (
+        (9, 2.0, 3),
+        "a(x):4  p1(a):4 p2(p1):4 p3(p2)  u(a p3)  q1(u):4 q2(q1):4 q3(q2)  v(a q3)!",
+    ),
+    # What is read late is a view of a: both are made again, the view for nothing.
+    "view that costs nothing": (
+        (9, 2.0, 3),
+        "a(x):4$2  v=view(a)  n(v)  p1(n):4 p2(p1):4 p3(p2)  q1(p3):4 q2(q1):4 q3(q2)  join(v q3)!",
+    ),
+    # So the costlier b gives way.
+    "producer that must not run again": (
+        (13, 5.0, 2),
+        "drop(x):4?  b(x):4$5  n(drop b)  p1(n):4 p2(p1):4 p3(p2)  join(drop p3 n)  end(b join)!",
+    ),
+    "cheaper of two equal ones": (
+        (13, 1.0, 2),
+        "dear(x):4$5  cheap(x):4  n(dear cheap)  p1(n):4 p2(p1):4 p3(p2)  join(dear p3 n)  "
+        "end(cheap join)!",
+    ),
+    # small is the better bargain, but does not suffice; big alone does.
+    "pruned again": (
+        (9, 2.5, 2),
+        "small(x)$0.5  big(x):4$2.5  n(small big)  p1(n):4 p2(p1):4 p3(p2)  join(small big p3)!",
+    ),
+    # Running r again means running a again.
+    "overwritten in place": (
+        (9, 3.0, 3),
+        "a(x):4$2  r=inplace(a):4  p1(r):4 p2(p1):4 p3(p2)  q1(p3):4 q2(q1):4 q3(q2)  join(r q3)!",
+    ),
+    # The cheap one needs too much workspace when it runs late.
+    "workspace of a clone": (
+        (13, 3.0, 2),
+        "early(x):4+workspace=6  other(x):4$3  n(early other)  p1(n):4 p2(p1):4 p3(p2)  "
+        "keep(p3):2  join(early other keep)!",
+    ),
+    # Dropout: never again, but there is a rule from mask and input.
+    "rebuild rule": (
+        (9, 1.5, 2),
+        "a(x):4$9  drop(a):4?+mask:1  p1(drop):4 p2(p1):4 p3(p2)  q1(p3):4 q2(q1):4 q3(q2)  "
+        "join(drop q3 mask)!  rebuilt(x mask):4$1.5+rebuilds=drop",
+    ),
+    # As the encoder puts views: right before their first reader.
+    "view made late": (
+        (9, 2.0, 2),
+        "a(x):4$2  p1(a):4 p2(p1):4 p3(p2)  q1(p3):4 q2(q1):4 q3(q2)  v=view(a)  join(v q3)!",
+    ),
+    "overwritten by a late reader": (
+        (9, 2.0, 2),
+        "a(x):4$2  p1(a):4 p2(p1):4 p3(p2)  q1(p3):4 q2(q1):4 q3(q2)  r=inplace(a):4  join(r q3)!",
+    ),
+    # As memplan.planning.rebuild_rules does it: cast the mask, multiply, scale.
+    "rebuild rule of three nodes": (
+        (10, 1.5, 3),
+        "a(x):4$9  drop(a):4?+mask:1  p1(drop):4 p2(p1):4 p3(p2)  q1(p3):4 q2(q1):4 q3(q2)  "
+        "join(drop q3 mask)!  cast(mask):4$0.5+rebuilds=cast+behind=drop  "
+        "kept(cast x):4$0.5+rebuilds=kept+behind=drop  scaled(kept):4$0.5+rebuilds=drop",
+    ),
+}
+KNOWN = pytest.mark.parametrize(
+    ("budget", "extra", "most", "case"),
+    [
+        (*numbers, case if isinstance(case, Case) else Case(case))
+        for numbers, case in OPTIMA.values()
+    ],
+    ids=OPTIMA,
 )
 
 
-THREE_TIMES = Case(
-    Op("a", "x", 4),
-    *bridge("p", "a"),
-    Op("u", "a p3"),
-    *bridge("q", "u"),
-    Op("v", "a q3", output=True),
-    resident="x",
-)
-
-
-VIEW = Case(  # what is read late is a view of a: both are made again, the view for nothing
-    Op("a", "x", 4, 2.0),
-    Op("v", "a", 0, 0.0, "view"),
-    Op("n", "v"),
-    *bridge("p", "n"),
-    *bridge("q", "p3"),
-    Op("join", "v q3", output=True),
-    resident="x",
-)
-
-
-REFUSED = Case(  # drop must not run again, so the costlier b gives way
-    Op("drop", "x", 4, again=False),
-    Op("b", "x", 4, 5.0),
-    Op("n", "drop b"),
-    *bridge("p", "n"),
-    Op("join", "drop p3 n"),
-    Op("end", "b join", output=True),
-    resident="x",
-)
-
-
-CHEAPER = Case(
-    Op("dear", "x", 4, 5.0),
-    Op("cheap", "x", 4, 1.0),
-    Op("n", "dear cheap"),
-    *bridge("p", "n"),
-    Op("join", "dear p3 n"),
-    Op("end", "cheap join", output=True),
-    resident="x",
-)
-
-
-PRUNED = Case(  # small is the better bargain, but does not suffice; big alone does
-    Op("small", "x", 1, 0.5),
-    Op("big", "x", 4, 2.5),
-    Op("n", "small big"),
-    *bridge("p", "n"),
-    Op("join", "small big p3", output=True),
-    resident="x",
-)
-
-
-IN_PLACE = Case(  # r overwrites a: running r again means running a again
-    Op("a", "x", 4, 2.0),
-    Op("r", "a", 4, 1.0, "inplace"),
-    *bridge("p", "r"),
-    *bridge("q", "p3"),
-    Op("join", "r q3", output=True),
-    resident="x",
-)
-
-
-SCRATCH = Case(  # the cheap one needs too much workspace when it runs late
-    Op("early", "x", 4, 1.0, workspace=6),
-    Op("other", "x", 4, 3.0),
-    Op("n", "early other"),
-    *bridge("p", "n"),
-    Op("keep", "p3", 2),
-    Op("join", "early other keep", output=True),
-    resident="x",
-)
-
-
-REBUILT = Case(  # Dropout: never again, but there is a rule from mask and input
-    Op("a", "x", 4, 9.0),
-    Op("drop", "a", 4, 1.0, again=False, more=(("mask", 1),)),
-    *bridge("p", "drop"),
-    *bridge("q", "p3"),
-    Op("join", "drop q3 mask", output=True),
-    Op("rebuilt", "x mask", 4, 1.5, rebuilds="drop"),
-    resident="x",
-)
-
-
-LATE_VIEW = Case(  # as the encoder puts views: right before their first reader
-    Op("a", "x", 4, 2.0),
-    *bridge("p", "a"),
-    *bridge("q", "p3"),
-    Op("v", "a", 0, 0.0, "view"),
-    Op("join", "v q3", output=True),
-    resident="x",
-)
-
-
-LATE_IN_PLACE = Case(
-    Op("a", "x", 4, 2.0),
-    *bridge("p", "a"),
-    *bridge("q", "p3"),
-    Op("r", "a", 4, 1.0, "inplace"),
-    Op("join", "r q3", output=True),
-    resident="x",
-)
-
-
-DROPOUT = Case(  # as memplan.planning.rebuild_rules does it: cast the mask, multiply, scale
-    Op("a", "x", 4, 9.0),
-    Op("drop", "a", 4, 1.0, again=False, more=(("mask", 1),)),
-    *bridge("p", "drop"),
-    *bridge("q", "p3"),
-    Op("join", "drop q3 mask", output=True),
-    Op("cast", "mask", 4, 0.5, rebuilds="cast", behind="drop"),
-    Op("kept", "cast x", 4, 0.5, rebuilds="kept", behind="drop"),
-    Op("scaled", "kept", 4, 0.5, rebuilds="drop"),
-    resident="x",
-)
-
-
-OPTIMA = [
-    # name, problem, budget, least extra cost, clones that brute force tries
-    pytest.param(LONG_SKIP, 8, 1.0, 2, id="chain-of-eight-with-a-long-skip"),
-    pytest.param(NESTED, 9, 3.0, 3, id="nested-closure"),
-    pytest.param(KEPT_SOURCE, 9, 1.0, 2, id="source-kept-instead"),
-    pytest.param(THREE_TIMES, 9, 2.0, 3, id="three-instances-of-one-node"),
-    pytest.param(VIEW, 9, 2.0, 3, id="view-that-costs-nothing"),
-    pytest.param(REFUSED, 13, 5.0, 2, id="producer-that-must-not-run-again"),
-    pytest.param(CHEAPER, 13, 1.0, 2, id="cheaper-of-two-equal-ones"),
-    pytest.param(PRUNED, 9, 2.5, 2, id="pruned-again"),
-    pytest.param(IN_PLACE, 9, 3.0, 3, id="overwritten-in-place"),
-    pytest.param(SCRATCH, 13, 3.0, 2, id="workspace-of-a-clone"),
-    pytest.param(REBUILT, 9, 1.5, 2, id="rebuild-rule"),
-    pytest.param(LATE_VIEW, 9, 2.0, 2, id="view-made-late"),
-    pytest.param(LATE_IN_PLACE, 9, 2.0, 2, id="overwritten-by-a-late-reader"),
-    pytest.param(DROPOUT, 10, 1.5, 3, id="rebuild-rule-of-three-nodes"),
-]
-
-
-@pytest.mark.parametrize(("case", "budget", "extra", "most"), OPTIMA)
-def test_the_optimum_is_found(case: Case, budget: int, extra: float, most: int) -> None:
+@KNOWN
+def test_the_optimum_is_found(budget: int, extra: float, most: int, case: Case) -> None:
     assert case.peak(case.order) > budget
     assert case.cheapest(budget, most) == pytest.approx(extra)
     problem = case.problem(budget)
@@ -175,18 +100,14 @@ def test_the_optimum_is_found(case: Case, budget: int, extra: float, most: int) 
     check(problem, decision, case)
     assert decision.feasible
     assert decision.extra_cost == pytest.approx(extra)
-
-
-@pytest.mark.parametrize(("case", "budget", "extra", "most"), OPTIMA)
-def test_first_runs_keep_the_given_order(case: Case, budget: int, extra: float, most: int) -> None:
-    decision = solve(case.problem(budget), Deadline(SECONDS), FIXED)
+    # First runs keep the given order.
     dormant = {k for k, op in enumerate(case.ops) if op.rebuilds}
     first = [n for n in dict.fromkeys(decision.sequence.tolist()) if n not in dormant]
     assert first == case.order.tolist()
 
 
-@pytest.mark.parametrize(("case", "budget", "extra", "most"), OPTIMA)
-def test_moving_nodes_is_never_worse_here(case: Case, budget: int, extra: float, most: int) -> None:
+@KNOWN
+def test_moving_nodes_is_never_worse_here(budget: int, extra: float, most: int, case: Case) -> None:
     problem = case.problem(budget)
     decision = solve(problem, Deadline(SECONDS), MOVING)
     check(problem, decision, case)
@@ -195,9 +116,7 @@ def test_moving_nodes_is_never_worse_here(case: Case, budget: int, extra: float,
 
 
 def test_a_node_that_is_only_early_is_moved_for_nothing() -> None:
-    case = Case(
-        Op("late", "x", 4), *bridge("p", "x"), Op("join", "late p3", output=True), resident="x"
-    )
+    case = Case("late(x):4  p1(x):4 p2(p1):4 p3(p2)  join(late p3)!")
     # Running it again is no help: then nobody reads the first one, which is held to the end.
     assert not solve(case.problem(8), Deadline(0.05), SearchOptions(order=False)).feasible
     moved = solve(case.problem(8), Deadline(SECONDS), MOVING)
@@ -207,9 +126,7 @@ def test_a_node_that_is_only_early_is_moved_for_nothing() -> None:
 
 
 def test_nodes_that_must_stay_are_not_moved() -> None:
-    case = Case(
-        Op("late", "x", 4), *bridge("p", "x"), Op("join", "late p3", output=True), resident="x"
-    )
+    case = Case("late(x):4  p1(x):4 p2(p1):4 p3(p2)  join(late p3)!")
     problem = case.problem(8)
     problem.movable[:] = False
     decision = solve(problem, Deadline(0.05), SearchOptions(order=True))
@@ -237,12 +154,8 @@ def test_an_infeasible_budget_is_answered_with_the_lowest_peak() -> None:
 
 
 def test_the_lowest_peak_is_that_of_the_given_order_if_nothing_is_lower() -> None:
-    case = Case(
-        Op("t", "x", 2, workspace=6),
-        *(Op(f"c{k}", f"c{k - 1}" if k else "t", 4) for k in range(20)),
-        Op("join", "c19 t", 1, output=True),
-        resident="x",
-    )
+    chain = (f"c{k}({f'c{k - 1}' if k else 't'}):4" for k in range(20))
+    case = Case("t(x):2+workspace=6", *chain, "join(c19 t)!")
     given = case.peak(case.order)
     decision = solve(case.problem(8), Deadline(0.05), SearchOptions(order=False))
     assert not decision.feasible
@@ -250,21 +163,10 @@ def test_the_lowest_peak_is_that_of_the_given_order_if_nothing_is_lower() -> Non
 
 
 def test_the_budget_that_is_said_to_work_does() -> None:
-    case = Case(
-        Op("n0", "x", 7),
-        Op("n1", "n0 n0", 4, output=True),
-        Op("n2", "n1 n0", 2, again=False),
-        Op("n3", "n2 n1", 4, 9.0, "inplace"),
-        Op("n4", "n3 n3", 3, 3.0, "inplace", workspace=4),
-        Op("n5", "n4", 3),
-        Op("n7", "n5", 0, 0.0, "view", again=False),
-        Op("n8", "n7 n0", 3, 8.0),
-        Op("n9", "n8", 0, 0.0, "view"),
-        Op("n10", "n9 n0", 2, 7.0, workspace=4),
-        Op("n11", "n10 n4", 5),
-        Op("n12", "n11", 1),
-        resident="x",
-    )
+    case = Case("""
+        n0(x):7  n1(n0 n0):4!  n2(n1 n0):2?  n3=inplace(n2 n1):4$9
+        n4=inplace(n3 n3):3$3+workspace=4  n5(n4):3  n7=view(n5)?  n8(n7 n0):3$8  n9=view(n8)
+        n10(n9 n0):2$7+workspace=4  n11(n10 n4):5  n12(n11)""")
     options = SearchOptions(order=False, iterations=40)
     missed = solve(case.problem(21), Deadline(SECONDS), options)
     assert not missed.feasible
@@ -284,14 +186,7 @@ def test_no_time_still_gives_the_greedy_answer() -> None:
 def test_a_clone_may_stand_well_before_its_reader() -> None:
     # b goes for the sake of c, and comes back while a is still there. Later, before join, a would
     # have to be made again too, or be kept through d, where there is no room.
-    case = Case(
-        Op("a", "x", 4, 10.0),
-        Op("b", "a", 2, 1.0),
-        Op("c", "a", 8, workspace=6),
-        Op("d", "c", 8),
-        Op("join", "d b", output=True),
-        resident="x",
-    )
+    case = Case("a(x):4$10  b(a):2  c(a):8+workspace=6  d(c):8  join(d b)!")
     assert case.totals("a b c b d join") == [4, 6, 18, 14, 18, 11]
     assert case.cheapest(18, 2) == 1.0
     assert solve(case.problem(18), Deadline(SECONDS), FIXED).extra_cost == 1.0

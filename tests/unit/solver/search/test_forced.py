@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.problems import Case, Op
-from helpers.searching import LONG_SKIP, bridge, check
+from helpers.problems import LONG_SKIP, Case
+from helpers.steps import check
 from memplan.deadline import Deadline
 from memplan.solver.search.anytime import solve
 from memplan.solver.search.params import SearchOptions
 from memplan.solver.strategies.builtin import Keep
 
 FIXED = SearchOptions(order=False, iterations=40)
-
-
 MOVING = SearchOptions(order=True, iterations=40)
-
-
 SECONDS = 30.0  # far more than any of these needs: they end by iterations
-
-
 FORCED = "t0 t1 t2 t3 t4 t5 t6 t7 s t0 join"
 
 
@@ -33,16 +27,9 @@ def test_a_recomputation_that_was_asked_for_stays(budget: int, options: SearchOp
     assert decision.extra_cost == pytest.approx(1.0)
 
 
-TWO_SKIPS = Case(
-    Op("a", "x", 4),
-    Op("b", "x", 4),
-    Op("n", "a b"),
-    *bridge("p", "n"),
-    *bridge("q", "p3"),
-    Op("join", "a q3"),
-    Op("end", "b join", output=True),
-    resident="x",
-)
+TWO_SKIPS = Case("""
+    a(x):4  b(x):4  n(a b)  p1(n):4 p2(p1):4 p3(p2)  q1(p3):4 q2(q1):4 q3(q2)  join(a q3)
+    end(b join)!""")
 
 
 def test_a_recomputation_that_was_asked_for_stays_beside_one_that_is_needed() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.problems import Case, Clock
-from helpers.searching import LONG_SKIP, NESTED
+from helpers.problems import LONG_SKIP, NESTED, Case, Clock
 from helpers.steps import irregular
 from memplan.deadline import Deadline
 from memplan.solver.problem import Decision
@@ -13,8 +12,6 @@ from memplan.solver.search.anytime import AnytimeSearch, solve
 from memplan.solver.search.params import RoundParams, SearchOptions, SearchParams
 
 FIXED = SearchOptions(order=False, iterations=40)
-
-
 SECONDS = 30.0  # far more than any of these needs: they end by iterations
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helpers.checkpoints import SECONDS, labelled, plan
-from helpers.problems import Case, Op
+from helpers.problems import Case
 from helpers.steps import chain, problem_of, random_step
 from memplan.errors import UsageError
 from memplan.solver.problem import Problem
@@ -54,16 +54,7 @@ def test_a_chain_keeps_every_third_of_nine() -> None:
 
 
 def test_what_a_skip_goes_around_is_no_bottleneck() -> None:
-    case = Case(
-        Op("f1", "x"),
-        Op("f2", "f1"),
-        Op("a", "f2 f1"),
-        Op("f3", "a"),
-        Op("d", "f3 a"),
-        Op("loss", "d"),
-        Op("g", "loss f1 f2 a f3 d", output=True),
-        resident="x",
-    )
+    case = Case("f1(x)  f2(f1)  a(f2 f1)  f3(a)  d(f3 a)  loss(d)  g(loss f1 f2 a f3 d)!")
     problem = problem_of(case, 9)
     assert bottlenecks(case, problem) == "f1 a d"
     # Five are saved: of three bottlenecks ceil(sqrt(5)) = 3 stay.
@@ -71,35 +62,16 @@ def test_what_a_skip_goes_around_is_no_bottleneck() -> None:
 
 
 def test_where_what_is_saved_has_too_few_bottlenecks_all_tensors_are_tried() -> None:
-    case = Case(
-        Op("r0", "x"),
-        Op("g1", "r0"),
-        Op("r1", "g1 r0"),
-        Op("g2", "r1"),
-        Op("r2", "g2 r1"),
-        Op("g3", "r2"),
-        Op("r3", "g3 r2"),
-        Op("g4", "r3"),
-        Op("r4", "g4 r3"),
-        Op("loss", "r4"),
-        Op("g", "loss g1 g2 g3 g4", output=True),
-        resident="x",
-    )
+    case = Case("""
+        r0(x)  g1(r0)  r1(g1 r0)  g2(r1)  r2(g2 r1)  g3(r2)  r3(g3 r2)  g4(r3)  r4(g4 r3)  loss(r4)
+        g(loss g1 g2 g3 g4)!""")
     problem = problem_of(case, 9)
     assert bottlenecks(case, problem) == "r0 r1 r2 r3 r4"
     assert chosen(case, problem) == "r3"  # five of them, sqrt(4) wanted: every third, from r3
 
 
 def test_two_branches_have_no_bottleneck() -> None:
-    case = Case(
-        Op("a", "x"),
-        Op("b", "x"),
-        Op("c", "a"),
-        Op("d", "b"),
-        Op("loss", "c d"),
-        Op("g", "loss a b c d", output=True),
-        resident="x",
-    )
+    case = Case("a(x)  b(x)  c(a)  d(b)  loss(c d)  g(loss a b c d)!")
     with pytest.raises(UsageError) as caught:
         parse_strategy("memory").solve(problem_of(case, 9), SECONDS)
     assert caught.value.message == (
@@ -110,31 +82,16 @@ def test_two_branches_have_no_bottleneck() -> None:
 
 
 def test_one_saved_tensor_leaves_no_choice() -> None:
-    case = Case(
-        Op("f1", "x"),
-        Op("f2", "f1"),
-        Op("a", "f2 f1"),
-        Op("loss", "a"),
-        Op("g", "loss f2", output=True),
-        resident="x",
-    )
+    case = Case("f1(x)  f2(f1)  a(f2 f1)  loss(a)  g(loss f2)!")
     with pytest.raises(UsageError, match="of 2 bottlenecks in the forward part none is chosen"):
         parse_strategy("memory").solve(problem_of(case, 9), SECONDS)
 
 
 def test_small_and_unfit_tensors_and_those_beside_the_way_do_not_count() -> None:
     # mask comes from the inputs alone, and goes everywhere; s is a statistic for backward only.
-    case = Case(
-        Op("mask", "x"),
-        Op("f1", "x mask"),
-        Op("f2", "f1 mask", more=(("s", 1),)),
-        Op("cast", "f2"),
-        Op("tiny", "cast"),
-        Op("f3", "tiny mask"),
-        Op("loss", "f3 mask"),
-        Op("g", "loss f1 f2 s cast f3", output=True),
-        resident="x",
-    )
+    case = Case("""
+        mask(x)  f1(x mask)  f2(f1 mask)+s:1  cast(f2)  tiny(cast)  f3(tiny mask)  loss(f3 mask)
+        g(loss f1 f2 s cast f3)!""")
     plain = problem_of(case, 9)
     assert bottlenecks(case, plain) == "mask"
     problem = labelled(case, plain, unfit="cast", aside="mask", small="tiny")

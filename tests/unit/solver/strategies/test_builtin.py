@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.searching import LONG_SKIP
+from helpers.problems import LONG_SKIP
 from memplan.errors import UsageError
 from memplan.solver.strategies.builtin import BUILT_IN, Greedy, Keep, Search, parse_strategy
 from memplan.solver.strategies.spec import options_of
 
 SECONDS = 30.0  # far more than any of these needs: they end by iterations
-
-
 FORCED = "t0 t1 t2 t3 t4 t5 t6 t7 s t0 join"
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from helpers.problems import Case, Op
+from helpers.problems import Case
 from helpers.steps import chain, problem_of
 from memplan.errors import UsageError
 from memplan.solver.links import boundary, links_of
@@ -27,14 +27,7 @@ def test_what_is_dropped_comes_back_before_its_first_reader_only() -> None:
 
 def test_what_nobody_reads_is_not_run() -> None:
     # late is read in the backward part alone: dropped, its first run would be held to the end.
-    case = Case(
-        Op("late", "x", 4),
-        Op("f", "x", 4),
-        Op("loss", "f"),
-        Op("b", "loss f"),
-        Op("end", "b late", output=True),
-        resident="x",
-    )
+    case = Case("late(x):4  f(x):4  loss(f)  b(loss f)  end(b late)!")
     problem = problem_of(case, 8)
     twice = case.sequence("late f loss b late end")
     assert case.text(without_unread(problem, twice)) == "f loss b late end"
@@ -46,7 +39,7 @@ def test_what_nobody_reads_is_not_run() -> None:
 
 
 def test_of_several_useless_runs_one_stays() -> None:
-    case = Case(Op("a", "x"), Op("loss", "x"), Op("b", "loss", output=True), resident="x")
+    case = Case("a(x)  loss(x)  b(loss)!")
     sequence = case.sequence("a a a loss b")
     assert case.text(without_unread(problem_of(case, 9), sequence)) == "a loss b"
 
@@ -62,14 +55,7 @@ def test_without_forward_nodes_the_boundary_peers_refuse() -> None:
 
 
 def test_a_view_that_stands_late_does_not_move_the_boundary() -> None:
-    case = Case(
-        Op("a", "x", 4),
-        Op("loss", "a"),
-        Op("b", "loss"),
-        Op("v", "a", 0, 0.0, "view"),
-        Op("end", "v b", output=True),
-        resident="x",
-    )
+    case = Case("a(x):4  loss(a)  b(loss)  v=view(a)  end(v b)!")
     problem = replace(
         case.problem(9), forward=np.asarray([True, True, False, True, False]), intensive=None
     )
@@ -80,17 +66,9 @@ def test_a_view_that_stands_late_does_not_move_the_boundary() -> None:
 
 
 def test_storages_are_known_by_what_they_were_allocated_for() -> None:
-    case = Case(
-        Op("a", "x", 4),
-        Op("v", "a", 0, 0.0, "view"),
-        Op("w", "v", 0, 0.0, "view"),
-        Op("o", "w", 4, 0.0, "view", output=True),
-        Op("u", "x", 0, 0.0, "view"),
-        Op("n", "a", 4),
-        Op("drop", "n", 4, again=False),
-        Op("end", "o drop u", output=True),
-        resident="x",
-    )
+    case = Case("""
+        a(x):4  v=view(a)  w=view(v)  o=view(w):4!  u=view(x)  n(a):4  drop(n):4?
+        end(o drop u)!""")
     links, place = links_of(case.problem(9)), case.tensors
     roots = {name: links.root[place[name]] for name in ["a", "v", "w", "o", "u", "n"]}
     assert roots == {
@@ -106,16 +84,9 @@ def test_storages_are_known_by_what_they_were_allocated_for() -> None:
 
 
 def test_a_rebuild_rule_stands_in_for_what_must_not_run_again() -> None:
-    case = Case(
-        Op("a", "x", 4),
-        Op("drop", "a", 4, again=False, more=(("mask", 1),)),
-        Op("loss", "drop"),
-        Op("b", "loss drop mask"),
-        Op("end", "b a", output=True),
-        Op("cast", "mask", 4, 0.5, rebuilds="cast", behind="drop"),
-        Op("again", "cast a", 4, 0.5, rebuilds="drop"),
-        resident="x",
-    )
+    case = Case("""
+        a(x):4  drop(a):4?+mask:1  loss(drop)  b(loss drop mask)  end(b a)!
+        cast(mask):4$0.5+rebuilds=cast+behind=drop  again(cast a):4$0.5+rebuilds=drop""")
     step = step_of(problem_of(case, 1))
     kept = {case.tensors["a"], case.tensors["loss"]}
     assert case.text(step.sequence_for(kept)) == "a drop loss cast again b end"

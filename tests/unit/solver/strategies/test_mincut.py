@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.problems import Case, Op
+from helpers.problems import Case
 from helpers.steps import problem_of
 from memplan.solver.strategies.keepset import step_of
 from memplan.solver.strategies.mincut import MinCut, StashGraph
 
 SECONDS = 30.0
-
-
-WIDE = Case(  # m is a matrix product, r its activation, e a wide result: backward reads r and e
-    Op("m", "x", 400, 9.0),
-    Op("r", "m", 400),
-    Op("e", "r", 1000),
-    Op("loss", "e", 0, output=True),
-    Op("ge", "loss e", 1000),
-    Op("gr", "ge r", 400, output=True),
-    resident="x",
-)
+# m is a matrix product, r its activation, e a wide result: backward reads r and e.
+WIDE = Case("""
+    m(x):400$9  r(m):400  e(r):1000  loss(e):0!  ge(loss e):1000  gr(ge r):400!""")
 
 
 @pytest.mark.parametrize(
@@ -46,25 +38,12 @@ def test_the_cut_of_fewest_bytes(ban: int, kept: str, plan: str) -> None:
 
 
 def test_a_reduction_is_not_run_again() -> None:
-    case = Case(
-        Op("f", "x", 100),
-        Op("mean", "f", 10),
-        Op("n", "f mean", 100),
-        Op("loss", "n", 25),
-        Op("b", "loss n mean", 100, output=True),
-        resident="x",
-    )
+    case = Case("f(x):100  mean(f):10  n(f mean):100  loss(n):25  b(loss n mean):100!")
     assert StashGraph(step_of(problem_of(case, 1))).expensive() == {case.place["mean"]}
 
 
 def test_what_cannot_run_again_is_cut_behind() -> None:
-    case = Case(
-        Op("noise", "x", 100, again=False),
-        Op("f", "noise", 300),
-        Op("loss", "f", 0),
-        Op("b", "loss f", 300, output=True),
-        resident="x",
-    )
+    case = Case("noise(x):100?  f(noise):300  loss(f):0  b(loss f):300!")
     cut = StashGraph(step_of(problem_of(case, 1))).cut(set(), lambda: False)
     assert cut is not None
     assert case.tensors["noise"] in cut

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from helpers.models import SAMPLES
-from helpers.problems import Case, Op
+from helpers.problems import Case
 from helpers.steps import chain, check, problem_of, random_step
 from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
 from memplan.errors import InfeasibleError, UsageError
@@ -49,16 +49,9 @@ def plan(case: Case, intensive: str, text: str) -> str:
 def layer(gradient_reads: str, act: int = 4) -> Case:
     """x → m (a product) → c (its activation) → n (a product) → loss. The gradient of c reads what
     is named; that of n reads its own input c, as products do."""
-    return Case(
-        Op("m", "x", 4, 9.0),
-        Op("c", "m", act),
-        Op("n", "c", 4, 9.0),
-        Op("loss", "n", 1, output=True),
-        Op("gn", "loss c", 4),
-        Op("gc", f"gn {gradient_reads}", 4),
-        Op("gm", "gc", 4, output=True),
-        resident="x",
-    )
+    return Case(f"""
+        m(x):4$9  c(m):{act}  n(c):4$9  loss(n)!  gn(loss c):4  gc(gn {gradient_reads}):4
+        gm(gc):4!""")
 
 
 # --- The storage test, both ways ---------------------------------------------------------------
@@ -101,17 +94,7 @@ def test_without_the_storage_test_all_that_is_cheap_is_mirrored() -> None:
 
 def test_branches_that_read_the_same_belong_together() -> None:
     # The source's example: D feeds A, B and C; from head A alone only D → A would be seen.
-    case = Case(
-        Op("p", "x", 4),
-        Op("D", "p", 4),
-        Op("A", "D", 4),
-        Op("B", "D", 4),
-        Op("C", "D", 4),
-        Op("s", "A B"),
-        Op("loss", "s C", output=True),
-        Op("g", "loss D", output=True),
-        resident="x",
-    )
+    case = Case("p(x):4  D(p):4  A(D):4  B(D):4  C(D):4  s(A B)  loss(s C)!  g(loss D)!")
     graph = graph_of(case, "D")
     waiting: deque[int] = deque()
     assert names(case, graph.subgraph(case.place["A"], waiting)) == "D A B C"
@@ -121,36 +104,16 @@ def test_branches_that_read_the_same_belong_together() -> None:
 
 
 def test_a_cheap_branch_is_followed_to_its_head() -> None:
-    case = Case(
-        Op("p", "x", 4),
-        Op("d", "p", 4),
-        Op("A", "d", 4),
-        Op("b", "d", 4),
-        Op("c", "b", 4),
-        Op("H", "c", 4),
-        Op("loss", "A H", output=True),
-        Op("g", "loss d", output=True),
-        resident="x",
-    )
+    case = Case("p(x):4  d(p):4  A(d):4  b(d):4  c(b):4  H(c):4  loss(A H)!  g(loss d)!")
     graph = graph_of(case, "d b c")
     assert names(case, graph.subgraph(case.place["A"], deque())) == "d A b c H"
 
 
 def test_groups_are_closed_under_shared_inputs() -> None:
     # The source's example: A and B read D, B and C read E.
-    case = Case(
-        Op("D", "x", 4),
-        Op("E", "x", 4),
-        Op("A", "D", 4),
-        Op("B", "D E", 4),
-        Op("C", "E", 4),
-        Op("F", "x", 4),
-        Op("L", "F", 4),
-        Op("s", "A B C L"),
-        Op("loss", "s", output=True),
-        Op("g", "loss A B C L", output=True),
-        resident="x",
-    )
+    case = Case("""
+        D(x):4  E(x):4  A(D):4  B(D E):4  C(E):4  F(x):4  L(F):4  s(A B C L)  loss(s)!
+        g(loss A B C L)!""")
     graph = graph_of(case, "A B C L")
     edge = set(graph.frontier(graph.nodes))
     assert names(case, edge) == "A B C L"
@@ -161,31 +124,14 @@ def test_groups_are_closed_under_shared_inputs() -> None:
 @pytest.mark.parametrize(("d_bytes", "left"), [(2, ""), (3, "c d")])
 def test_a_group_leaves_as_a_whole(d_bytes: int, left: str) -> None:
     # m's four bytes are released by c and d together; c alone would be worth it at any size of d.
-    case = Case(
-        Op("m", "x", 4),
-        Op("c", "m", 2),
-        Op("d", "m", d_bytes),
-        Op("n", "c d", 1),
-        Op("loss", "n", 1, output=True),
-        Op("g", "loss c d", 4, output=True),
-        resident="x",
-    )
+    case = Case(f"m(x):4  c(m):2  d(m):{d_bytes}  n(c d)  loss(n)!  g(loss c d):4!")
     assert mirrored(case, "c d") == left
 
 
 def test_the_frontier_moves_on_behind_what_has_left() -> None:
     # c leaves (4 for 4), then e may: its input c is released (nobody else reads it) for e's two.
     # f is four times as large as its input: it stays.
-    case = Case(
-        Op("m", "x", 4),
-        Op("c", "m", 4),
-        Op("e", "c", 2),
-        Op("f", "e", 8),
-        Op("n", "f", 1),
-        Op("loss", "n", 1, output=True),
-        Op("g", "loss f", 4, output=True),
-        resident="x",
-    )
+    case = Case("m(x):4  c(m):4  e(c):2  f(e):8  n(f)  loss(n)!  g(loss f):4!")
     assert mirrored(case, "c e f") == "f"
     graph = graph_of(case, "c e f")
     for node in ["m", "n", "loss"]:
@@ -197,15 +143,7 @@ def test_the_frontier_moves_on_behind_what_has_left() -> None:
 
 def test_a_node_that_waits_for_one_on_the_path_is_on_it() -> None:
     # c stays (m is read by the gradient); so e, which would release more than it takes, does too.
-    case = Case(
-        Op("m", "x", 4),
-        Op("c", "m", 4),
-        Op("e", "c", 1),
-        Op("n", "e", 4),
-        Op("loss", "n", 1, output=True),
-        Op("g", "loss e m", 4, output=True),
-        resident="x",
-    )
+    case = Case("m(x):4  c(m):4  e(c)  n(e):4  loss(n)!  g(loss e m):4!")
     assert mirrored(case, "c e") == "c e"
     assert plan(case, "m n", KIND) == "m c e n loss c e g"
 
@@ -214,16 +152,7 @@ def test_a_node_that_waits_for_one_on_the_path_is_on_it() -> None:
 
 
 def test_cheap_by_cost_per_byte() -> None:
-    case = Case(
-        Op("m", "x", 2, 40.0),
-        Op("a", "m", 4, 4.0),
-        Op("b", "a", 4, 8.0),
-        Op("c", "b", 4, 16.0),
-        Op("r", "c", 4, 1.0, again=False),
-        Op("loss", "r", 4, 4.0, output=True),
-        Op("g", "loss", output=True),
-        resident="x",
-    )
+    case = Case("m(x):2$40  a(m):4$4  b(a):4$8  c(b):4$16  r(c):4?  loss(r):4$4!  g(loss)!")
     # Seconds per byte: 20, 1, 2, 4, 0.25, 1; the median is 1.5.
     step = step_of(problem_of(case, 1, intensive="b"))
     assert names(case, cheap_nodes(step, "cost", 1)) == "a loss"
@@ -234,16 +163,9 @@ def test_cheap_by_cost_per_byte() -> None:
 
 def test_a_dropout_is_never_on_the_path() -> None:
     # A rebuild rule makes it again, not the node; as in MXNet, it is stored.
-    case = Case(
-        Op("a", "x", 4),
-        Op("drop", "a", 4, again=False, more=(("mask", 1),)),
-        Op("loss", "drop"),
-        Op("b", "loss drop mask"),
-        Op("end", "b a", output=True),
-        Op("cast", "mask", 4, 0.5, rebuilds="cast", behind="drop"),
-        Op("again", "cast a", 4, 0.5, rebuilds="drop"),
-        resident="x",
-    )
+    case = Case("""
+        a(x):4  drop(a):4?+mask:1  loss(drop)  b(loss drop mask)  end(b a)!
+        cast(mask):4$0.5+rebuilds=cast+behind=drop  again(cast a):4$0.5+rebuilds=drop""")
     step = step_of(problem_of(case, 1))
     assert "drop" not in names(case, cheap_nodes(step, "kind", 1)).split()
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from helpers.models import SAMPLES
-from helpers.problems import Case, Op
+from helpers.problems import Case
 from helpers.running import Memplan
 from memplan.errors import MemplanError, UsageError
 from memplan.solver.problem import Decision, Problem
@@ -89,12 +89,7 @@ def test_numbers_with_few_values_are_checked() -> None:
 # --- Answers are not believed ----------------------------------------------------------------
 
 
-CASE = Case(
-    Op("a", "x", 4),
-    Op("noise", "x", 1, again=False),
-    Op("b", "a noise", output=True),
-    resident="x",
-)
+CASE = Case("a(x):4  noise(x)?  b(a noise)!")
 
 
 @dataclass(frozen=True)

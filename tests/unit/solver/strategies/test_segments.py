@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.problems import Case, Op
+from helpers.problems import Case
 from helpers.steps import chain, problem_of
 from memplan.solver.strategies.keepset import step_of
 from memplan.solver.strategies.segments import Segments, _counts, _Forward
@@ -44,17 +44,9 @@ def test_a_sweep_takes_the_cheapest_count_that_fits(
 
 def test_cuts_are_where_fewest_bytes_cross() -> None:
     # f4 is thin; the equal share would be behind f3.
-    case = Case(
-        Op("f1", "x", 4),
-        Op("f2", "f1", 4),
-        Op("f3", "f2", 4),
-        Op("f4", "f3", 1),
-        Op("f5", "f4", 4),
-        Op("f6", "f5", 4),
-        Op("loss", "f6"),
-        *(Op(f"b{k}", f"f{k} " + (f"b{k + 1}" if k < 6 else "loss")) for k in range(6, 0, -1)),
-        resident="x",
-    )
+    case = Case("""
+        f1(x):4  f2(f1):4  f3(f2):4  f4(f3):1  f5(f4):4  f6(f5):4  loss(f6)
+        b6(f6 loss)  b5(f5 b6)  b4(f4 b5)  b3(f3 b4)  b2(f2 b3)  b1(f1 b2)""")
     forward = _Forward(step_of(problem_of(case, 1)))
     assert forward.crossing.tolist() == [0, 4, 4, 4, 1, 4, 4]
     assert forward.cuts(2) == [4]
@@ -62,19 +54,9 @@ def test_cuts_are_where_fewest_bytes_cross() -> None:
 
 
 def test_a_skip_across_a_cut_is_kept() -> None:
-    case = Case(
-        Op("s", "x", 2),
-        Op("f1", "s"),
-        Op("f2", "f1"),
-        Op("f3", "f2"),
-        Op("f4", "f3 s"),
-        Op("loss", "f4"),
-        Op("b4", "loss f3 s"),
-        Op("b3", "b4 f2"),
-        Op("b2", "b3 f1"),
-        Op("b1", "b2 s", output=True),
-        resident="x",
-    )
+    case = Case("""
+        s(x):2  f1(s)  f2(f1)  f3(f2)  f4(f3 s)  loss(f4)  b4(loss f3 s)  b3(b4 f2)  b2(b3 f1)
+        b1(b2 s)!""")
     forward = _Forward(step_of(problem_of(case, 1)))
     assert case.tensors["s"] in forward.kept([2])
     assert case.tensors["f1"] in forward.kept([2])

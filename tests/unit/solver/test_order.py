@@ -1,4 +1,4 @@
-"""Orders made anew by a beam, and what they promise."""
+"""Orders made anew, by moves and by a beam, the lowest of all, and where eager nodes stand."""
 
 from __future__ import annotations
 
@@ -8,19 +8,29 @@ from itertools import permutations
 import numpy as np
 import pytest
 
+from helpers.every_order import every_sequence
 from helpers.graphs import TUNED, open_text
-from helpers.orders import CHAINS, excess
-from helpers.problems import Case, Op
+from helpers.problems import Case
 from helpers.steps import irregular, random_step
 from memplan.planning.planner import PlanRequest, prepare
 from memplan.simulate.run_order import execution_order
-from memplan.solver.evaluate import IMPOSSIBLE, evaluate
+from memplan.solver.evaluate import IMPOSSIBLE, evaluate, excess_of
 from memplan.solver.jit import seed_random
 from memplan.solver.order.beam import resequence
 from memplan.solver.order.depth_first import depth_first
+from memplan.solver.order.local import reorder, settle
+from memplan.solver.order.lowest import LowestOptions, lowest_order
 from memplan.solver.problem import Ints, Problem
 from memplan.solver.search.params import PARAMS
 from memplan.solver.search.starts import Starts
+
+# Two chains that meet: run one after the other, only one of them is ever open.
+CHAINS = Case("a(x):8  c(x):8  b(a)  d(c)  end(b d)!")
+
+
+def excess(problem: Problem, sequence: Ints) -> float:
+    """Bytes over the budget, summed over steps."""
+    return float(excess_of(evaluate(problem.arrays, sequence), problem.budget))
 
 
 def anew(problem: Problem, width: int, noise: float = 0.0) -> Ints:
@@ -52,13 +62,7 @@ def test_only_the_window_changes() -> None:
 
 def test_a_value_is_read_before_the_next_one_is_made() -> None:
     # e reads the first run of a, f the second; neither may cross the second run.
-    case = Case(
-        Op("a", "x", 8),
-        Op("e", "a", 1),
-        Op("big", "e", 9),
-        Op("f", "a big", 1, output=True),
-        resident="x",
-    )
+    case = Case("a(x):8  e(a)  big(e):9  f(a big)!")
     problem = replace(case.problem(12), start=case.sequence("a e big a f"))
     assert case.text(anew(problem, 8)) == "a e big a f"
 
@@ -116,3 +120,74 @@ def test_depth_first_is_the_runtimes_default_order() -> None:
     expected = execution_order(model.graph, replace(TUNED, priority_order=False))
     assert found == expected
     assert found != list(range(len(found)))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_moves_never_raise_the_excess(seed: int) -> None:
+    _, problem = random_step(seed)
+    seed_random(seed)
+    movable = problem.movable & ~problem.arrays.eager
+    found, left = reorder(problem.arrays, problem.start, movable, problem.budget, 300)
+    assert left == excess(problem, found) <= excess(problem, problem.start)
+    assert sorted(found) == sorted(problem.start)
+    assert evaluate(problem.arrays, found).total.max() < IMPOSSIBLE
+
+
+def test_moves_find_a_better_order() -> None:
+    problem = CHAINS.problem(10)
+    seed_random(0)
+    found, left = reorder(problem.arrays, problem.start, problem.movable, 10, 500)
+    assert left == 0
+    assert CHAINS.peak(found) == 10
+
+
+def peak(case: Case, order: Ints) -> int:
+    """Bytes, with eager nodes where the runtime puts them."""
+    return int(evaluate(case.arrays, settle(case.arrays, order)).total.max())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_small_steps_reach_the_least_peak_of_all_orders(seed: int) -> None:
+    case, problem = random_step(seed, length=4)
+    problem.movable[:] = True
+    found = lowest_order(problem, LowestOptions(rounds=30))
+    assert sorted(found.tolist()) == sorted(problem.order.tolist())
+    assert peak(case, found) == min(peak(case, order) for order in every_sequence(case, 0))
+
+
+def test_the_search_ends_at_the_floor_and_keeps_what_is_lowest() -> None:
+    case = Case("a(x):4  b(a):4!")
+    problem = case.problem(0)
+    assert lowest_order(problem, LowestOptions(rounds=5)).tolist() == [0, 1]
+    assert lowest_order(problem, LowestOptions(floor=8)).tolist() == [0, 1]
+
+
+def test_other_starts_are_tried_too() -> None:
+    case = Case("a(x):8  b(x):8  c(a)  d(b)  e(c d)!")
+    problem = case.problem(0)
+    problem.movable[:] = False  # no move is left: only a start can be lower
+    options = LowestOptions(rounds=3)
+    assert case.text(lowest_order(problem, options)) == "a b c d e"
+    other = case.sequence("a c b d e").tolist()
+    assert case.text(lowest_order(problem, options, [other])) == "a c b d e"
+    worse = case.sequence("b a c d e").tolist()
+    assert case.text(lowest_order(problem, options, [worse])) == "a b c d e"
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("a s b c d", "a s b c d"),
+        ("a b c s d", "a s b c d"),
+        ("a b a s c d", "a s b a c d"),
+        ("a b c e d s", "e a s b c d"),
+    ],
+)
+def test_eager_nodes_are_settled_behind_what_they_read(given: str, wanted: str) -> None:
+    case = Case("a(x)  s(a)+eager  e(x)+eager  b(a)  c(b)  d(c s)!")
+    assert case.text(settle(case.arrays, case.sequence(given))) == wanted
+
+
+def test_an_eager_node_that_reads_another_follows_it() -> None:
+    case = Case("a(x)  s(a)+eager  size(s)+eager  b(x)  c(a size b)!")
+    assert case.text(settle(case.arrays, case.sequence("a b s size c"))) == "a s size b c"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 
-from helpers.graphs import TUNED, open_text
+from helpers.graphs import TUNED, open_text, parse
 from helpers.plans import outputs_of
 from helpers.proofs import proof
 from memplan.equivalence.prove import Side, prove, reference_side
@@ -77,6 +78,8 @@ def test_the_proof_of_a_joined_mask() -> None:
     for old, new in (
         ("Or(b, a)", "And(b, a)"),
         ("Or(b, a)", "Or(b, b)"),
+        ("Or(b, a)", "Or(a, a)"),
+        ("Mul(u, e)", "Div(u, e)"),
         ("Where(o, low, one)", "Where(o, minus, one)"),
         ("Where(o, low, one)", "Where(o, low, two)"),
         ("Where(o, low, one)", "Where(o, one, low)"),
@@ -86,10 +89,18 @@ def test_the_proof_of_a_joined_mask() -> None:
         assert proof(pair(), joined.replace(old, new)).reason
 
 
-def test_a_zero_that_is_negative_turns_signs() -> None:
-    """Twice where both masks hold, once where they are joined."""
-    first = pair().replace(", low, one)", ", minus, one)")
-    assert proof(first, JOINED.format(outputs="").replace(", low, one)", ", minus, one)")).reason
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("low", "-0.0"), ("low", "0.5"), ("low", "nan"), ("one", "-1.0")],
+    ids=["another sign", "not 0", "not a number", "not handed on"],
+)
+def test_other_numbers_are_not_joined(name: str, number: str) -> None:
+    """``u·-0·-0`` has the sign of ``u``, ``u·-0`` has the other."""
+    first, second = (parse(text.format(outputs="")) for text in (PAIR, JOINED))
+    for model in (first, second):
+        (tensor,) = (t for t in model.graph.initializer if t.name == name)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(np.asarray(float(number), np.float32), name))
+    assert proof(first, second).reason is not None
 
 
 @pytest.mark.ort

@@ -10,7 +10,7 @@ import pytest
 
 from helpers.graphs import REUSING, TUNED, open_text
 from helpers.models import SAMPLES, load_benchmark
-from memplan.api.analysis import analyze, analyze_open
+from memplan.api.analysis import analyze_open
 from memplan.ir.phases import Phases
 from memplan.ir.reach import trained_outputs
 from memplan.ops.book import operator
@@ -151,9 +151,3 @@ def test_the_floor_counts_every_output_once() -> None:
                 assert floor.with_workspace == sum(
                     graph.tensors[t].nbytes for t in floor.loaded.tensors
                 ) + int(timeline.workspace[timeline.allocation.step_of[node.id]])
-
-
-def test_an_analysis_of_a_sample_shows_the_floor_of_budgets() -> None:
-    analysis = analyze(SAMPLES / "unet.onnx")
-    assert "ConvTranspose" in analysis.floor_reason
-    assert analysis.as_json()["floor_reason"] == analysis.floor_reason

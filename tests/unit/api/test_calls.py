@@ -10,6 +10,7 @@ import pytest
 
 import memplan
 from helpers.graphs import parse
+from memplan.training.train import TrainOptions
 
 STEP = """
     g (float[64, 64] x, float[64, 64] w) => (float loss, float[64, 64] w_grad)
@@ -85,7 +86,10 @@ WRONG: list[tuple[Callable[[Path], object], str]] = [
     (lambda f: memplan.RewriteOptions("60%", costs=3), "give a path"),  # type: ignore[arg-type]
     (lambda f: memplan.RewriteOptions("60%", keep=(3,)), "a text, or several"),  # type: ignore[arg-type]
     (lambda f: memplan.ValidateOptions(draws=0), "at least 1"),
-    (lambda f: memplan.ValidateOptions(draws=0), "at least 1"),
+    (lambda f: memplan.ValidateOptions(threads=100_000), "at most"),
+    (lambda f: memplan.ProfileOptions(seed=-1), "at least 0"),
+    (lambda f: TrainOptions(seed=10**23), "at most"),
+    (lambda f: TrainOptions(threads=-1), "at least 0"),
     (lambda f: memplan.ValidateOptions(seed=1.5), "a whole number"),  # type: ignore[arg-type]
     (lambda f: memplan.ProfileOptions(threads=-1), "at least 0"),
     (lambda f: memplan.ProfileOptions(runs=True), "a whole number"),

@@ -13,7 +13,6 @@ import pytest
 
 from helpers.branches import OF_A_HOOK, commit, git, repository, step
 from helpers.running import Memplan, runner
-from memplan_cli.check import FORMATS
 
 STEP = "step.onnx"
 
@@ -348,41 +347,6 @@ def test_a_model_in_git_lfs(memplan: Memplan, project: Path) -> None:
     assert done.returncode == 3
     assert "is kept in Git LFS and was not fetched" in done.stderr
     assert "hint: git lfs install; git lfs fetch origin" in done.stderr
-
-
-HOSTILE = [
-    "a\n::error::owned.onnx",
-    "::set-output name=x::y.onnx",
-    "x|[click](http://evil.example)`<img src=x>.onnx",
-    "@everyone <!-- --> %0A::warning::.onnx",
-    "]]><x&\x1b[2J\x07.onnx",
-    "-rf.onnx",
-]
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_names_are_only_names(memplan: Memplan, project: Path, name: str) -> None:
-    name = name.replace("/", "")
-    onnx.save(step(), project / name)
-    commit(project)
-    onnx.save(step(layers=4), project / name)
-    reports = [f"--report={form}=out.{form}" for form in FORMATS]
-    done = memplan("check", "--base", "HEAD", *reports, "--", name)
-    assert done.returncode == 1, done.stderr
-    texts = {form: (project / f"out.{form}").read_text() for form in FORMATS}
-    for form, text in texts.items():
-        assert all(c.isprintable() or c == "\n" for c in text), form
-    commands = [line for line in texts["github"].splitlines() if "::" in line]
-    assert len(commands) == 1
-    assert commands[0].startswith("::error file=")
-    table = texts["markdown"].split("<details>")[0]
-    for raw in ("<img", "](http", "<!-- -->"):
-        assert all(raw not in part for part in table.split("`")[::2])
-    assert texts["markdown"].count("<!--") - texts["markdown"].count("<!-- -->") == 1
-    json.loads(texts["gitlab"])
-    from xml.dom.minidom import parseString
-
-    parseString(texts["junit"])
 
 
 @pytest.mark.parametrize(

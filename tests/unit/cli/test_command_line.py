@@ -21,7 +21,7 @@ from memplan.api.profiling import ProfileOptions
 from memplan.api.rewrite.rewrite_result import RewriteOptions
 from memplan.api.sweep.request import SweepOptions
 from memplan.api.validate.validating import ValidateOptions
-from memplan.errors import EXIT_ENVIRONMENT
+from memplan.errors import EXIT_ENVIRONMENT, EXIT_USAGE
 from memplan.solver.strategies.builtin import Keep
 from memplan_cli.command import GONE
 from memplan_cli.main import COMMANDS, main
@@ -161,6 +161,26 @@ def test_a_traceback_is_shown_on_demand(flag: str, expected: bool, inside: Mempl
     assert ("Traceback" in done.stderr) == expected
     assert done.stderr.splitlines()[0] == r"error: absent\x1b[2J.onnx does not exist"
     assert "\x1b" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (
+            "rewrite m.onnx --budget 80% --effort 3 --time-limit 2",
+            "error: --effort counts rounds of the search, --time-limit its",
+        ),
+        (
+            "rewrite m.onnx --plan p.json --dim N=2",
+            "error: --dim is decided by the plan",
+        ),
+        ("capture train.py:f -o -", "error: capture cannot write to stdout"),
+    ],
+)
+def test_options_that_exclude_each_other(command: str, says: str, inside: Memplan) -> None:
+    """Refused before the model is looked at, which is not there."""
+    done = inside(*command.split())
+    assert_refused(done, EXIT_USAGE, says)
 
 
 def test_a_small_bare_number_was_a_percentage(inside: Memplan, tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 
 import onnx
@@ -33,21 +31,6 @@ def test_rewrite_says_whose_bits_the_new_file_computes(run: Memplan, level: str)
     done = run("rewrite", "m.onnx", "--budget", "100%", "--optimize", level, "--dry-run")
     assert done.returncode == 0, done.stderr
     assert BITS[level] in " ".join(done.stdout.split())
-
-
-def test_the_floor_of_analyze_is_the_one_that_a_budget_is_held_against(run: Memplan) -> None:
-    found = json.loads(run("analyze", "m.onnx", "--format", "json").stdout)
-    floor = found["floor_with_workspace_bytes"]
-    text = run("analyze", "m.onnx").stdout
-    page = run("analyze", "m.onnx", "--format", "html").stdout
-    done = run("rewrite", "m.onnx", "--budget", str(floor - 1), "--optimize", "none")
-    assert done.returncode == 4
-    shown = re.search(r"below the floor ([\d,]+) B \(([^)]+)\)", done.stderr)
-    assert shown is not None, done.stderr
-    assert int(shown[1].replace(",", "")) == floor
-    assert f"floor {shown[2]}" in text
-    assert f"floor {shown[2]}" in page
-    assert found["floor_reason"].split(" needs")[0] in done.stderr
 
 
 @pytest.mark.ort

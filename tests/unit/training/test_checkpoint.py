@@ -177,6 +177,19 @@ def test_the_arrays_of_a_checkpoint_are_those_of_the_state(
         load_checkpoint(good, wanted_of(step))
 
 
+@pytest.mark.parametrize("share", [0, 0.01, 0.5, 0.999])
+def test_a_checkpoint_that_is_cut_or_another_archive(
+    share: float, good: Path, step: StepFile
+) -> None:
+    content = good.read_bytes()
+    good.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(UsageError, match="cannot be read as a checkpoint"):
+        load_checkpoint(good, wanted_of(step))
+    np.savez(good, a=np.zeros(3))
+    with pytest.raises(UsageError, match="cannot be read as a checkpoint"):
+        load_checkpoint(good, wanted_of(step))
+
+
 def test_an_array_that_stands_twice_in_a_checkpoint(good: Path, step: StepFile) -> None:
     with zipfile.ZipFile(good, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
         archive.writestr("w.npy", npy(STATE["w"] * 100))

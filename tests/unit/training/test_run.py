@@ -18,7 +18,6 @@ from memplan import AccumulatingTrainer, AlternatingTrainer, Trainer
 from memplan.api.grad.differentiate import grad
 from memplan.api.grad.training_graph import GradOptions
 from memplan.errors import (
-    MemplanError,
     RuntimeUnavailableError,
     TrainingError,
     UsageError,
@@ -399,23 +398,3 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_else(
     with pytest.raises(UsageError, match="No space left on device"):
         train(4, checkpoint="c.npz", resume=True)
     assert contents() == before
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"seed": 10**23}, "at most"),
-        ({"seed": -1}, "at least 0"),
-        ({"threads": 100_000}, "at most"),
-        ({"threads": -1}, "at least 0"),
-    ],
-)
-def test_seeds_and_threads_have_a_range(wrong: dict[str, int], words: str) -> None:
-    from memplan.api.profiling import ProfileOptions
-    from memplan.api.validate.validate_options import ValidateOptions
-
-    kinds: list[Any] = [TrainOptions, ProfileOptions, ValidateOptions]
-    for kind in kinds:
-        with pytest.raises(MemplanError) as caught:
-            kind(**wrong)
-        assert words in caught.value.hint

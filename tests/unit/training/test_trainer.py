@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +14,6 @@ from helpers.graphs import parse
 from helpers.networks import batches, training_step
 from memplan import Trainer
 from memplan.errors import UsageError
-from memplan.training.checkpoint import Wanted, load_checkpoint
 
 pytestmark = pytest.mark.ort
 
@@ -201,36 +196,6 @@ def test_its_words_say_where_state_lies(model: onnx.ModelProto) -> None:
     assert "'an.mean_new' and 1 more: it is made before the loss is known" in cnn
 
 
-@contextmanager
-def files_of_at_most(nbytes: int) -> Iterator[None]:
-    """A disk that is full: no file may grow beyond a size."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
-
-
-def test_a_full_disk_loses_no_checkpoint(
-    model: onnx.ModelProto, data: list[Any], tmp_path: Path
-) -> None:
-    trainer = Trainer(model, threads=1)
-    trainer.step(data[0])
-    path = tmp_path / "run.npz"
-    trainer.save(path)
-    before = path.read_bytes()
-    trainer.step(data[1])
-    with files_of_at_most(4000), pytest.raises(UsageError, match=r"run\.npz cannot be written"):
-        trainer.save(path)
-    assert path.read_bytes() == before
-    assert [file.name for file in tmp_path.iterdir()] == ["run.npz"]
-    trainer.save(path)
-    assert Trainer(model, resume=path).steps == 2
-
-
 def test_a_checkpoint_of_another_model_is_refused(model: onnx.ModelProto, tmp_path: Path) -> None:
     other = tmp_path / "other.npz"
     named = parse(
@@ -245,19 +210,6 @@ def test_a_checkpoint_of_another_model_is_refused(model: onnx.ModelProto, tmp_pa
         Trainer(model, resume=other)
     with pytest.raises(UsageError, match="does not exist"):
         trainer.resume(tmp_path / "none.npz")
-
-
-def test_checkpoints_that_are_cut_are_refused(model: onnx.ModelProto, tmp_path: Path) -> None:
-    good = tmp_path / "mlp.npz"
-    Trainer(model).save(good)
-    content = good.read_bytes()
-    for length in (0, 10, len(content) // 2, len(content) - 1):
-        good.write_bytes(content[:length])
-        with pytest.raises(UsageError, match="cannot be read as a checkpoint"):
-            load_checkpoint(good, Wanted("", {}))
-    np.savez(good, a=np.zeros(3))
-    with pytest.raises(UsageError, match="cannot be read as a checkpoint"):
-        load_checkpoint(good, Wanted("", {}))
 
 
 def test_a_function_for_the_rate_is_given_again_behind_a_checkpoint(

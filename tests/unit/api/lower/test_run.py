@@ -134,18 +134,6 @@ def test_other_commands_point_here(run: Memplan, tmp_path: Path) -> None:
     assert_harmless(run, tmp_path, EXIT_ENVIRONMENT, words, *validate)
 
 
-def test_inputs_are_never_overwritten(run: Memplan, tmp_path: Path) -> None:
-    words = ("inputs are never overwritten",)
-    for output in (MODEL, OPTIMIZER):
-        command = ("lower", MODEL, "--optimizer-model", OPTIMIZER, "-o", output, "--force")
-        assert_harmless(run, tmp_path, EXIT_USAGE, words, *command)
-
-
-def test_an_output_that_exists(run: Memplan, tmp_path: Path) -> None:
-    (tmp_path / "step.onnx").write_bytes(b"mine")
-    assert_harmless(run, tmp_path, EXIT_USAGE, ("exists",), "lower", MODEL, "-o", "step.onnx")
-
-
 @pytest.mark.parametrize(
     ("code", "word", "arguments"),
     [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,7 +42,8 @@ def marked(tmp_path: Path) -> Marked:
     return make
 
 
-def rewritten(done: subprocess.CompletedProcess[str]) -> dict[str, object]:
+def rewritten(inside: Memplan, model: Path, *options: str) -> dict[str, object]:
+    done = inside("rewrite", model, *options, "--format", "json")
     assert done.returncode == 0, done.stderr
     found: dict[str, object] = json.loads(done.stdout)
     return found
@@ -54,20 +54,8 @@ def rewritten(done: subprocess.CompletedProcess[str]) -> dict[str, object]:
 def test_a_model_rewritten_by_each(
     name: str, optimize: str, inside: Memplan, marked: Marked, tmp_path: Path
 ) -> None:
-    found = rewritten(
-        inside(
-            "rewrite",
-            marked("Gemm"),
-            "--strategy",
-            name,
-            "--optimize",
-            optimize,
-            "-o",
-            "fits.onnx",
-            "--format",
-            "json",
-        )
-    )
+    options = ("--strategy", name, "--optimize", optimize, "-o", "fits.onnx")
+    found = rewritten(inside, marked("Gemm"), *options)
     assert found["strategy"] == name.partition("{")[0]
     assert found["optimize"] == optimize
     assert found["budget_bytes"] == found["baseline_peak_with_workspace_bytes"]
@@ -81,19 +69,7 @@ def test_names_and_marks_that_fusions_take_away(
     # The fused Gemm of ONNX Runtime takes in the last Transpose, and with it the tensor t_26.
     path = marked("Transpose", SAMPLES / "lstm.onnx")
     for name in ("list{names=t_26+addmm*}", "collection"):
-        found = rewritten(
-            inside(
-                "rewrite",
-                path,
-                "--strategy",
-                name,
-                "--budget",
-                "200%",
-                "--dry-run",
-                "--format",
-                "json",
-            )
-        )
+        found = rewritten(inside, path, "--strategy", name, "--budget", "200%", "--dry-run")
         assert found["optimize"] == "none"
         assert any("planned without fusions: " in str(n) for n in found["assumptions"])  # type: ignore[attr-defined]
     done = inside("rewrite", MODEL, "--strategy", "list{names=linear_66}")

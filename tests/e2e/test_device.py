@@ -53,7 +53,7 @@ def test_absent_cuda_says_what_to_install(memplan: Memplan, form: str) -> None:
 def test_a_plan_for_absent_cuda_is_for_the_files_own_nodes(memplan: Memplan) -> None:
     model = SAMPLES / "mlp_adamw.onnx"
     common = ("rewrite", model, "--budget", "95%", "--provider", "cuda", "--dry-run")
-    greedy = ("--strategy", "greedy")
+    greedy = ("--strategy", "greedy", "--effort", "1")  # by the clock, a busy machine plans less
     done = memplan(*common, *greedy)
     assert done.returncode == 0
     assert "planned with the file's own nodes, none fused: CUDA was asked for" in done.stdout

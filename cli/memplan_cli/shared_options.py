@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from memplan.errors import UsageError
+from memplan.providers import PROVIDERS
 
 if TYPE_CHECKING:
     from memplan.report.parts import Part
@@ -73,7 +74,7 @@ def session_option(help: str) -> Callable[[Function], Function]:
 
 def provider_option(help: str, auto: bool = False) -> Callable[[Function], Function]:
     """``--provider``; with ``auto`` it may be left to the machine."""
-    providers = [*(["auto"] if auto else []), "cpu", "cuda"]
+    providers = [*(["auto"] if auto else []), *PROVIDERS]
     return click.option(
         "--provider",
         type=click.Choice(providers),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memplan.errors import UsageError
+from memplan.providers import PROVIDERS
 from memplan_cli.command import memplan_command
 from memplan_cli.progress import points_progress
 from memplan_cli.rewrite import command as rewrite_command
@@ -102,8 +103,8 @@ def _words(known: tuple[str, ...]) -> Any:
     default="cpu",
     show_default=True,
     metavar="NAMES",
-    callback=_words(("cpu", "cuda")),
-    help="The execution provider to plan for: cpu, cuda, or cpu,cuda for both.",
+    callback=_words(tuple(PROVIDERS)),
+    help=f"The execution providers to plan for, of {', '.join(PROVIDERS)}; cpu,cuda for two.",
 )
 @_rewrite_options
 @click.option(

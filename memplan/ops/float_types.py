@@ -3,7 +3,7 @@
 ``tables/cpu_float_types.json`` is written by ``tools/probe_ort/float_types.py``: it ran every
 operator in float16, bfloat16 and float64 on the CPU. Around a node in float16 that has no kernel
 the runtime puts Casts; what is left in float16 fails in the middle of a step, as a kernel takes the
-type and then does not know it. A CUDA session leaves a node to the CPU where CUDA has no kernel.
+type and then does not know it. A session on a GPU leaves nodes without a kernel there to the CPU.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from functools import cache
 import onnx
 from onnx import TensorProto, helper
 
-from memplan.ops.kernels import cuda_kernels, read_table, schema_version
+from memplan.ops.kernels import kernels_of, read_table, schema_version
 from memplan.proto.bare import without_weights
 from memplan.proto.nodes import domain_of, operator_key, subgraphs
 from memplan.proto.opset import default_opset
+from memplan.providers import PROVIDERS, on_host
 from memplan.shapes.infer import run_inference, stated_types
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types
 from memplan.units import counted
@@ -55,7 +56,7 @@ def unsupported_kernels(
 
     Args:
         model: any model.
-        provider: ``cpu`` or ``cuda``; nodes that CUDA has no kernel for run on the CPU.
+        provider: nodes that a GPU has no kernel for run on the CPU.
         types: of its tensors, where they are known; else they are inferred.
     """
     if types is None:
@@ -65,7 +66,7 @@ def unsupported_kernels(
 
 def unsupported_notes(found: Sequence[Unsupported], provider: str) -> tuple[str, ...]:
     """What to tell of them: a sentence for each type, and when it fails."""
-    where = "CUDA" if provider == "cuda" else "the CPU"
+    where = PROVIDERS[provider].title
     notes = []
     for dtype, when in dict.fromkeys((each.dtype, each.when) for each in found):
         alike = [each for each in found if (each.dtype, each.when) == (dtype, when)]
@@ -87,7 +88,8 @@ def _in_graph(
         floats = [dtype for dtype in dtypes if dtype in _FLOATS]
         name = _TYPES.get(floats[0]) if floats else None
         when = _fails(node, name) if name else ""
-        if name and when and not (provider == "cuda" and _has_cuda(node, types, opset)):
+        on_cpu = on_host(provider) or not _has_kernel(node, types, opset, provider)
+        if name and when and on_cpu:
             yield Unsupported(node.name, node.op_type, node.output[0], name, when)
         for body in subgraphs(node):
             yield from _in_graph(body, types, provider, opset)
@@ -101,13 +103,15 @@ def _fails(node: onnx.NodeProto, dtype: str) -> str:
     return ""
 
 
-def _has_cuda(node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int) -> bool:
+def _has_kernel(
+    node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int, provider: str
+) -> bool:
     version = schema_version(domain_of(node), node.op_type, opset)
     inputs, outputs = (
         [types.get(name, UNKNOWN).dtype or None for name in names]
         for names in (node.input, node.output)
     )
-    return cuda_kernels().has(operator_key(node), version, inputs, outputs)
+    return kernels_of(provider).has(operator_key(node), version, inputs, outputs)
 
 
 def _text(node: onnx.NodeProto, name: str) -> str:

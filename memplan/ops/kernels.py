@@ -1,7 +1,7 @@
-"""Which kernels the CUDA provider has, and which of their inputs and outputs lie on the host.
+"""Which kernels a GPU's provider has, and which of their inputs and outputs lie on the host.
 
-``tables/cuda_kernels.json`` is written by ``tools/probe_ort/cuda_kernels.py`` from the provider's
-own registry.
+``tables/<provider>_kernels.json`` are written by ``tools/probe_ort`` from the provider's own
+registry.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from importlib.resources import files
 from typing import Any
 
 COPY_OPS = ("MemcpyFromHost", "MemcpyToHost")
-"""Copies between host and device, which a CUDA session adds to the graph, and which may stand in a
-file: operators of the runtime alone."""
+"""Copies between host and device, which a session on a GPU adds to the graph, and which may stand
+in a file: operators of the runtime alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,9 @@ def read_table(name: str) -> Any:
 
 
 @cache
-def cuda_kernels() -> Kernels:
-    """The table of the CUDA provider."""
-    data = read_table("cuda_kernels")
+def kernels_of(provider: str) -> Kernels:
+    """The table of a provider that has memory of its own: ``cuda`` or ``webgpu``."""
+    data = read_table(f"{provider}_kernels")
     return Kernels(
         {
             key: tuple(

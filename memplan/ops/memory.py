@@ -14,6 +14,7 @@ from functools import cache
 
 from memplan.ops.book import CONTROL_FLOW_OPS, EFFECT_OPS, RANDOM_OPS, operator
 from memplan.ops.kernels import COPY_OPS, read_table
+from memplan.providers import PROVIDERS
 from memplan.units import counted
 
 RANDOM, EFFECTS, BODY = (
@@ -75,7 +76,7 @@ class MemorySemantics:
 
 @cache
 def semantics(provider: str) -> MemorySemantics:
-    """The tables of ``provider`` (``cpu`` or ``cuda``)."""
+    """The tables of ``provider`` (see :mod:`memplan.providers`)."""
     data = read_table(provider)
 
     def pairs(field: str) -> dict[str, tuple[tuple[int, int], ...]]:
@@ -107,7 +108,7 @@ def overwritable_inputs(key: str, inputs: int) -> tuple[int, ...]:
 @cache
 def shared_buffers(key: str) -> tuple[tuple[int, int], ...]:
     """(output, input) pairs that share a buffer on some provider, in some opset."""
-    measured = [pair for name in ("cpu", "cuda") for pair in semantics(name).alias.get(key, ())]
+    measured = [pair for name in PROVIDERS for pair in semantics(name).alias.get(key, ())]
     return tuple(dict.fromkeys([*measured, *operator(key).shares]))
 
 

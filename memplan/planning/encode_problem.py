@@ -21,6 +21,7 @@ from memplan.ops.memory import (
 from memplan.planning.forms.dormant import Extended
 from memplan.planning.labels import flags, labels_of
 from memplan.planning.late_views import late_views
+from memplan.providers import on_host
 from memplan.simulate.allocation import is_resident
 from memplan.simulate.devices import host_copies
 from memplan.simulate.timeline import Timeline, node_workspace
@@ -302,7 +303,7 @@ def graph_arrays(
         inside: bytes in control-flow bodies by node id.
         turns: pairs of nodes of which the first runs before the second.
     """
-    away = host_copies(graph) if rules.provider == "cuda" else frozenset()
+    away = frozenset() if on_host(rules.provider) else host_copies(graph)
     classes: dict[tuple[tuple[int | str, ...], int], int] = {}
     problem = ProblemBuilder()
     for t in graph.tensors:

@@ -14,6 +14,7 @@ from functools import lru_cache
 import onnx
 
 from memplan.errors import ModelError
+from memplan.providers import PROVIDERS
 
 PREFIX = "memplan."
 PHASE_KEY = "memplan.phase"
@@ -54,7 +55,7 @@ BOUND_DIMS = "bound_dims"
 this model is."""
 _SEALED = (NEW_VALUES, ROLES, GRADIENTS)
 _CONTRACT = (*_SEALED, STATE)
-_PLANNED_FOR = {"session": ("tuned", "default"), "provider": ("cpu", "cuda")}
+_PLANNED_FOR = {"session": ("tuned", "default"), "provider": tuple(PROVIDERS)}
 _SHOWN = 40  # characters of a value
 _YES = frozenset({"1", "true"})
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
+from memplan.providers import PROVIDERS
 from memplan.runtime.archive import BFLOAT16
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.sessions import as_array, shared
@@ -27,7 +28,7 @@ def bind_step(session: Any, feeds: Mapping[str, Array], request: RunRequest) -> 
         feeds: arrays by input; of state, copies are made, as a run writes over it.
         request: its ``in_place`` and ``second`` pairs.
     """
-    device = ("cuda", 0) if request.provider == "cuda" else ("cpu", 0)
+    device = PROVIDERS[request.provider].device
     renewed = {*request.in_place.values(), *request.second.values()}
     binding = session.io_binding()
     held: dict[str, Any] = {}
@@ -43,7 +44,7 @@ def bind_step(session: Any, feeds: Mapping[str, Array], request: RunRequest) -> 
         elif output.name in request.second:
             old = held[request.second[output.name]]
             spare = ort.OrtValue.ortvalue_from_shape_and_type(
-                old.shape(), old.element_type(), *device
+                old.shape(), old.element_type(), device
             )
             binding.bind_ortvalue_output(output.name, spare)
         else:
@@ -51,15 +52,15 @@ def bind_step(session: Any, feeds: Mapping[str, Array], request: RunRequest) -> 
     return binding
 
 
-def placed(value: Array, device: tuple[str, int]) -> Any:
+def placed(value: Array, device: str) -> Any:
     """A copy on the device, of any type that sessions take (on the CPU an ``OrtValue`` shares the
     memory of its array)."""
-    if device[0] == "cpu":
+    if device == "cpu":
         return shared(np.array(value, order="C"))
     if value.dtype != BFLOAT16:
-        return ort.OrtValue.ortvalue_from_numpy(np.asarray(value, order="C"), *device)
+        return ort.OrtValue.ortvalue_from_numpy(np.asarray(value, order="C"), device)
     given = shared(value)
-    there = ort.OrtValue.ortvalue_from_shape_and_type(given.shape(), given.element_type(), *device)
+    there = ort.OrtValue.ortvalue_from_shape_and_type(given.shape(), given.element_type(), device)
     there.update_inplace(given)
     return there
 

@@ -42,7 +42,7 @@ def resident_step(session: Any, feeds: Mapping[str, Any]) -> Callable[[], None]:
     """
     binding = session.io_binding()
     for name, value in feeds.items():
-        binding.bind_ortvalue_input(name, placed(value, ("cuda", 0)))
+        binding.bind_ortvalue_input(name, placed(value, "cuda"))
     for output in session.get_outputs():
         binding.bind_output(output.name, "cuda", 0)
 

@@ -6,13 +6,12 @@ import os
 from dataclasses import asdict, dataclass
 
 from memplan.errors import ProviderMissingError, RuntimeUnavailableError
+from memplan.providers import PROVIDERS
 from memplan.runtime.gpu import Gpu, find_gpu
 from memplan.runtime.installed import installed_package
 from memplan.runtime.measure import run_child
 from memplan.runtime.messages import RunRequest, Start
-from memplan.runtime.providers import PROVIDER_NAMES, PROVIDERS
 from memplan.runtime.room import machine_memory
-from memplan.runtime.run_failures import INSTALL_CUDA
 from memplan.runtime.times import device_name
 
 SCHEMA = "memplan.device/1"
@@ -98,7 +97,7 @@ def start(provider: str) -> tuple[str, Start]:
     Raises:
         RuntimeUnavailableError: it does not start; on CUDA with what to install.
     """
-    what = f"starting {PROVIDER_NAMES[provider]}"
+    what = f"starting {PROVIDERS[provider].runtime_name}"
     found: tuple[str, Start] = run_child("start", RunRequest(provider=provider), what)
     return found
 
@@ -113,5 +112,7 @@ def require(provider: str) -> None:
         return
     gpu = find_gpu()
     if isinstance(gpu, str):
-        raise ProviderMissingError(f"CUDA was asked for, but there is {gpu}", INSTALL_CUDA)
+        raise ProviderMissingError(
+            f"CUDA was asked for, but there is {gpu}", PROVIDERS["cuda"].cure
+        )
     start(provider)

@@ -13,8 +13,8 @@ from memplan.proto.metadata import get_metadata, planned_for
 from memplan.proto.model_checks import require_device
 from memplan.proto.paths import as_path
 from memplan.proto.read import parse_file
+from memplan.providers import PROVIDERS
 from memplan.runtime.installed import require_runtime
-from memplan.runtime.providers import PROVIDER_NAMES
 from memplan.units import did_you_mean
 
 
@@ -48,8 +48,8 @@ def load(
     import onnxruntime
 
     metadata = get_metadata(model)
-    chosen = providers or [PROVIDER_NAMES[planned_for(metadata)[1]]]
-    require_device(model, "cpu" if list(chosen) == [PROVIDER_NAMES["cpu"]] else "")
+    chosen = providers or [PROVIDERS[planned_for(metadata)[1]].runtime_name]
+    require_device(model, "cpu" if list(chosen) == [PROVIDERS["cpu"].runtime_name] else "")
     known = onnxruntime.get_all_providers()
     for each in chosen:
         name = each if isinstance(each, str) else each[0]

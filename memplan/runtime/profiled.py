@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from memplan.providers import PROVIDERS
 from memplan.runtime.archive import digests, load_arrays, save_arrays
 from memplan.runtime.messages import Draw, Measurement, NodeRun, RunRequest
-from memplan.runtime.providers import PROVIDER_NAMES
 from memplan.runtime.sessions import open_session, run_step
 from memplan.runtime.times import Event, node_name, split_runs
 
@@ -106,7 +106,7 @@ def dynamic_peaks(events: Sequence[Event], provider: str) -> list[int]:
 
 def own_nodes(nodes: Sequence[Event], provider: str) -> list[Event]:
     """The events of nodes that the provider ran: others report another memory."""
-    here = PROVIDER_NAMES[provider]
+    here = PROVIDERS[provider].runtime_name
     return [event for event in nodes if event["args"].get("provider", here) == here]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from memplan.errors import NodeFailedError, ProviderMissingError, RuntimeUnavailableError
+from memplan.providers import PROVIDERS
 from memplan.runtime.installed import missing_runtime
 from memplan.units import format_bytes
 
@@ -34,11 +35,6 @@ _TRAINING = re.compile(
 _LOWER = (
     "onnxruntime-training left it behind: 'memplan lower' makes standard operators of its files"
 )
-INSTALL_CUDA = (
-    "install onnxruntime-gpu, an NVIDIA driver, CUDA 13 and cuDNN 9 (pip: nvidia-cuda-runtime "
-    "nvidia-cublas nvidia-cufft nvidia-curand nvidia-cudnn-cu13), or use --provider cpu; "
-    "'memplan device' says what is there"
-)
 
 
 def explain(error: str, what: str, provider: str) -> RuntimeUnavailableError:
@@ -60,7 +56,7 @@ def explain(error: str, what: str, provider: str) -> RuntimeUnavailableError:
             because = f": {reason[0].strip()}" if reason else ""
             return ProviderMissingError(
                 "CUDA was asked for but ONNX Runtime's CUDA provider did not start" + because,
-                INSTALL_CUDA,
+                PROVIDERS["cuda"].cure,
             )
         failure = _CUDA.search(line)
         if failure:

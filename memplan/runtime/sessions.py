@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
+from memplan.providers import PROVIDERS
 from memplan.runtime.archive import BFLOAT16
 from memplan.runtime.messages import RunRequest
-from memplan.runtime.providers import PROVIDER_NAMES
 
 Array = npt.NDArray[np.generic]
 Feeds = Mapping[str, Array]
@@ -33,7 +33,8 @@ def open_session(
     Raises:
         RuntimeError: the provider did not start; and whatever the runtime raises.
     """
-    provider = PROVIDER_NAMES[request.provider]
+    found = PROVIDERS[request.provider]
+    provider = found.runtime_name
     if request.provider == "cuda" and hasattr(ort, "preload_dlls"):
         # CUDA and cuDNN from NVIDIA's wheels (PyTorch's too), where the loader would not look.
         ort.preload_dlls()
@@ -43,7 +44,7 @@ def open_session(
     options.intra_op_num_threads = request.threads
     if not request.spin:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    settings = {**request.provider_options, **(more or {})}
+    settings = {**found.settings, **request.provider_options, **(more or {})}
     session = ort.InferenceSession(
         model, options, providers=[(provider, settings)], disabled_optimizers=disabled
     )

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from memplan.providers import PROVIDERS
 from memplan.runtime.gpu import find_gpu
 from memplan.runtime.measure import run_child
 from memplan.runtime.messages import RunRequest, RunTimes
@@ -45,14 +46,12 @@ def time_nodes(
         RuntimeUnavailableError: the provider is missing, or the run failed, was killed or took too
             long.
     """
-    # A launch returns before its kernel has ended, and the profiler looks at the host's clock.
-    environment = {"CUDA_LAUNCH_BLOCKING": "1"} if request.provider == "cuda" else {}
     found: list[RunTimes] = run_child(
         "time_nodes",
         request,
         f"profiling {model.name}",
         *(model, inputs, WARM_UP_RUNS, weights),
-        environment=environment,
+        environment=PROVIDERS[request.provider].profiling,
         time_limit=time_limit,
     )
     return found

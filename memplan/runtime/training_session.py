@@ -17,6 +17,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from memplan.processes.scratch import scratch_folder
+from memplan.providers import PROVIDERS
 from memplan.runtime.archive import BFLOAT16
 from memplan.runtime.bound import placed
 from memplan.runtime.messages import RunRequest
@@ -38,8 +39,9 @@ class Buffer:
         self.shape = value.shape
         self.dtype = value.dtype
         self.nbytes = value.nbytes
-        self._host = None if provider == "cuda" else _aligned(value)
-        self.value = placed(value, ("cuda", 0)) if self._host is None else shared(self._host)
+        device = PROVIDERS[provider].device
+        self._host = _aligned(value) if device == "cpu" else None
+        self.value = placed(value, device) if self._host is None else shared(self._host)
 
     def read(self) -> Array:
         """A copy of what is there."""

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from memplan.ir.graph import ABSENT, Graph, Node, Tensor, TensorKind
 from memplan.ops.memory import MemorySemantics, semantics
+from memplan.providers import on_host
 from memplan.simulate.devices import Devices, host_copies
 from memplan.simulate.session import SessionKind
 
@@ -73,7 +74,7 @@ def off_device(graph: Graph, session: SessionKind, devices: Devices | None) -> f
     itself copies to the host."""
     if devices is not None:
         return devices.host_tensors
-    return host_copies(graph) if session.provider == "cuda" else frozenset()
+    return frozenset() if on_host(session.provider) else host_copies(graph)
 
 
 class _Planner:

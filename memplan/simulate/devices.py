@@ -1,4 +1,4 @@
-"""Where nodes and tensors of a CUDA session are: fallback to the CPU, copies, host tensors.
+"""Where nodes and tensors of a session on a GPU are: fallback to the CPU, copies, host tensors.
 
 Follows ONNX Runtime 1.31.1: ``cuda_execution_provider.cc`` (a node with a kernel is taken),
 ``fallback_cpu_capability.cc`` (computations on shapes stay on the CPU), ``transformer_memcpy.cc``
@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 import onnx
 
 from memplan.ir.graph import ABSENT, Graph, Node, Tensor, TensorKind
-from memplan.ops.kernels import COPY_OPS, Kernels, cuda_kernels, schema_version
+from memplan.ops.kernels import COPY_OPS, Kernels, kernels_of, schema_version
+from memplan.providers import PROVIDERS
 
 _SMALL = 100  # elements of an initializer that does not keep a node on the device
 _NAMED = 3  # nodes that a note names
@@ -39,7 +40,7 @@ class Fallback:
 
     ``to_host_bytes`` are those of its inputs that device nodes make, ``to_device_bytes`` those of
     its outputs that device nodes read. A tensor that several nodes share counts with each.
-    ``by_choice``: it has a CUDA kernel, but works on tensors that are on the host anyway.
+    ``by_choice``: the GPU has a kernel, but works on tensors that are on the host anyway.
     ``bfloat16``: it works on that type, for which the CPU has next to no kernels.
     """
 
@@ -53,12 +54,13 @@ class Fallback:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """Where everything in a graph is: node and tensor ids.
+    """Where everything in a graph is on ``provider``: node and tensor ids.
 
     ``host_nodes`` run on the CPU, ``host_tensors`` lie there: neither counts as device memory.
     ``copies`` are the nodes that move a tensor; they stand behind the file's own nodes.
     """
 
+    provider: str
     host_nodes: frozenset[int]
     host_tensors: frozenset[int]
     copies: tuple[int, ...]
@@ -71,13 +73,17 @@ def host_copies(graph: Graph) -> frozenset[int]:
     return frozenset(t for writes in made for t in writes)
 
 
-def place(graph: Graph) -> tuple[Graph, Devices]:
-    """The graph with the copies that a CUDA session inserts, and where everything is."""
-    kernels = cuda_kernels()
-    capable = {node.id for node in graph.nodes if _has_kernel(graph, node, kernels)}
+def place(graph: Graph, provider: str) -> tuple[Graph, Devices]:
+    """The graph with the copies that a session on ``provider`` inserts, and where everything is."""
+    kernels = kernels_of(provider)
+    capable = {
+        node.id
+        for node in graph.nodes
+        if _has_kernel(graph, node, kernels) and not (provider == "cuda" and _left_to_the_cpu(node))
+    }
     preferred = _preferred_on_cpu(graph, kernels, capable)
     on_device = capable - preferred
-    return _Copier(graph, kernels, on_device).run(preferred)
+    return _Copier(graph, provider, on_device).run(preferred)
 
 
 def _has_kernel(graph: Graph, node: Node, kernels: Kernels) -> bool:
@@ -87,8 +93,6 @@ def _has_kernel(graph: Graph, node: Node, kernels: Kernels) -> bool:
 
     if node.op in COPY_OPS:
         return True
-    if _left_to_the_cpu(node):
-        return False
     version = schema_version(node.domain, node.op, graph.opset)
     return kernels.has(node.key, version, types(node.inputs), types(node.outputs))
 
@@ -153,9 +157,11 @@ def fallback_notes(devices: Devices | None) -> list[str]:
     those that may not run anywhere."""
     if devices is None:
         return []
+    kernel = f"have no {PROVIDERS[devices.provider].title} kernel and"
+    apart = [[f for f in devices.fallbacks if f.by_choice is which] for which in (False, True)]
     return [
-        *_line([f for f in devices.fallbacks if not f.by_choice], "have no CUDA kernel and"),
-        *_line([f for f in devices.fallbacks if f.by_choice], "compute on host tensors and"),
+        *_line(apart[0], kernel, devices.provider),
+        *_line(apart[1], "compute on host tensors and", devices.provider),
         *_refused([f for f in devices.fallbacks if f.bfloat16 and not f.by_choice]),
     ]
 
@@ -170,7 +176,7 @@ def _refused(fallbacks: list[Fallback]) -> list[str]:
     ]
 
 
-def _line(fallbacks: list[Fallback], why: str) -> list[str]:
+def _line(fallbacks: list[Fallback], why: str, provider: str) -> list[str]:
     if not fallbacks:
         return []
     ops = ", ".join(f"{op} ×{n}" for op, n in Counter(f.op for f in fallbacks).most_common(8))
@@ -182,7 +188,7 @@ def _line(fallbacks: list[Fallback], why: str) -> list[str]:
     what = "node" if count == 1 else "nodes"
     verb = why.replace("have", "has").replace("compute ", "computes ") if count == 1 else why
     runs = "runs" if count == 1 else "run"
-    return [f"cuda: {count} {what} {verb} {runs} on the CPU: {ops} ({named})"]
+    return [f"{provider}: {count} {what} {verb} {runs} on the CPU: {ops} ({named})"]
 
 
 def fallbacks_json(devices: Devices) -> list[dict[str, object]]:
@@ -202,9 +208,10 @@ def fallbacks_json(devices: Devices) -> list[dict[str, object]]:
 class _Copier:
     """State of ``TransformerMemcpyImpl``: who needs which tensor where."""
 
-    def __init__(self, graph: Graph, kernels: Kernels, on_device: set[int]) -> None:
+    def __init__(self, graph: Graph, provider: str, on_device: set[int]) -> None:
         self.graph = graph
-        self.kernels = kernels
+        self.provider = provider
+        self.kernels = kernels_of(provider)
         self.on_device = on_device
         self.nodes = list(graph.nodes)
         self.tensors = list(graph.tensors)
@@ -235,7 +242,7 @@ class _Copier:
         )
         host_nodes = frozenset(n.id for n in self.graph.nodes) - self.on_device
         copies = tuple(range(first, len(self.nodes)))
-        return graph, Devices(host_nodes, frozenset(self._host), copies, fallbacks)
+        return graph, Devices(self.provider, host_nodes, frozenset(self._host), copies, fallbacks)
 
     def _note(self, node: Node) -> None:
         if node.id not in self.on_device:
@@ -294,7 +301,7 @@ class _Copier:
         new = replace(
             old,
             id=len(self.tensors),
-            name=f"{old.name}_CUDAExecutionProvider",
+            name=f"{old.name}_{PROVIDERS[self.provider].runtime_name}",
             kind=TensorKind.COMPUTED,
             is_output=False,
             producer=ABSENT,

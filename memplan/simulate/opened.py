@@ -13,6 +13,7 @@ from memplan.ir.modules import modules
 from memplan.ir.phases import Phases, find_phases
 from memplan.processes.garbage import collector_paused
 from memplan.proto.metadata import IN_PLACE, STATE, get_metadata
+from memplan.providers import on_host
 from memplan.shapes.prepare import PreparedModel, load
 from memplan.simulate.devices import Devices, place
 from memplan.simulate.run_order import placed_order, tuned_order
@@ -86,10 +87,10 @@ def with_state(
 
 
 def on_devices(model: OpenModel, session: SessionKind, loss: str | None = None) -> OpenModel:
-    """The model as a session on CUDA holds it: fallbacks, copies, host tensors; else the same."""
-    if session.provider != "cuda" or model.devices is not None:
+    """The model as a session on a GPU holds it: fallbacks, copies, host tensors; else the same."""
+    if on_host(session.provider) or model.devices is not None:
         return model
-    graph, devices = place(unbound(model.graph))
+    graph, devices = place(unbound(model.graph), session.provider)
     state = model.graph.state
     if state is not None:
         order = placed_order(graph, session, devices)

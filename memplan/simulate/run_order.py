@@ -106,7 +106,7 @@ def _default_order(
 
 
 def placed_order(graph: Graph, session: SessionKind, devices: Devices) -> list[int]:
-    """Node ids in the order in which a CUDA session runs them."""
+    """Node ids in the order in which a session on a GPU runs them."""
     return _streams_order(graph, execution_order(graph, session), devices)
 
 

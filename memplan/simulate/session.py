@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from memplan.errors import UsageError
-from memplan.runtime.providers import PROVIDERS
+from memplan.providers import PROVIDERS
 from memplan.units import did_you_mean
 
 SESSIONS = ("tuned", "default")
@@ -48,7 +48,7 @@ def session_kind(name: str, provider: str = "cpu") -> SessionKind:
     return SessionKind("default", provider, priority_order=False, reuse=True)
 
 
-def _require(what: str, name: str, known: Sequence[str]) -> None:
+def _require(what: str, name: str, known: Collection[str]) -> None:
     if name not in known:
         near = did_you_mean(name, known)
         raise UsageError(f"unknown {what} {name!r}", f"{near}{what}s: {', '.join(known)}")

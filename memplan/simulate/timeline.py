@@ -14,6 +14,7 @@ from memplan.ops.instance import in_graph
 from memplan.ops.kernels import COPY_OPS
 from memplan.ops.memory import semantics
 from memplan.ops.workspace import never_takes_scratch, workspace_bytes
+from memplan.providers import on_host
 from memplan.simulate.allocation import Allocation, Buffer, allocate, is_resident, off_device
 from memplan.simulate.body_memory import Inside, body_bytes
 from memplan.simulate.devices import Devices
@@ -196,14 +197,17 @@ def node_workspace(
         if node.key in CONTROL_FLOW_OPS or node.id in away or node.op in COPY_OPS:
             continue
         found = _scratch(graph, node, session)
-        if found is None and node.key in rules.known and session.provider == "cuda":
+        if found is None and node.key in rules.known and not on_host(session.provider):
             library[node.op] = library.get(node.op, 0) + 1
         elif found is None and node.key not in rules.known:
             unknown[node.key.lstrip(":")] = unknown.get(node.key.lstrip(":"), 0) + 1
         scratch[node.id] = found or 0
     for index, nbytes in inside.closing.items():
         scratch[index] = nbytes
-    return scratch, [*_unknown_notes(unknown, session.provider), *_library_notes(library)]
+    return scratch, [
+        *_unknown_notes(unknown, session.provider),
+        *_library_notes(library, session.provider),
+    ]
 
 
 def _scratch(graph: Graph, node: Node, session: SessionKind) -> int | None:
@@ -213,12 +217,12 @@ def _scratch(graph: Graph, node: Node, session: SessionKind) -> int | None:
     return workspace_bytes(node.key, instance, session.provider)
 
 
-def _library_notes(library: Mapping[str, int]) -> list[str]:
+def _library_notes(library: Mapping[str, int], provider: str) -> list[str]:
     """Kernels of which only what they take through the provider's allocator could be seen."""
     if not library:
         return []
     names = ", ".join(f"{op} ×{count}" for op, count in sorted(library.items()))
-    return [f"cuda: workspace not known, counted as 0: {names}"]
+    return [f"{provider}: workspace not known, counted as 0: {names}"]
 
 
 def _unknown_notes(unknown: Mapping[str, int], provider: str) -> list[str]:

@@ -12,6 +12,7 @@ from memplan.equivalence.in_place import unsafe_pairs
 from memplan.errors import MemplanError, RuntimeUnavailableError
 from memplan.ops.book import MOVING
 from memplan.proto.nodes import operator_key
+from memplan.providers import on_host
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.run_failures import explain
 from memplan.simulate.state_memory import EARLY
@@ -20,7 +21,7 @@ from memplan.training.predict import bytes_between, predict
 
 PLAIN = "the session decides on the order of its nodes"
 UNGUARDED = "it must be undone if the loss is not a number, and nothing in this graph can say so"
-NO_GUARD = "on CUDA nothing guards the state from a loss that is not a number; keep checkpoints"
+NO_GUARD = "on a GPU nothing guards the state from a loss that is not a number; keep checkpoints"
 
 
 _SAME_VALUES = MOVING | {":Cast"}
@@ -63,7 +64,7 @@ def place(
         request: kind of session and provider.
         folder: where external data lies.
         in_place: whether anything may be written in place.
-        guarded: whether the state must survive a loss that is not a number; on CUDA it does not.
+        guarded: whether the state must survive a loss that is not a number; on a GPU it does not.
 
     Raises:
         RuntimeUnavailableError: the runtime refuses the model.
@@ -74,7 +75,7 @@ def place(
     reasons = unsafe_pairs(_loaded(model, request, folder), pairs)
     safe = {output: given for output, given in pairs.items() if output not in reasons}
     guard = ""
-    if guarded and loss is not None and safe and request.provider == "cpu":
+    if guarded and loss is not None and safe and on_host(request.provider):
         model = _with_loss_early(model, loss, pairs, safe, reasons, request)
         found = with_guard(model, loss, safe, bytes_between(model, pairs, reasons, request))
         if found is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from memplan.errors import LockError, UsageError
 from memplan.proto.metadata import APART, IN_PLACE
 from memplan.proto.paths import MOST_TEXT, file_problem, read_bytes
 from memplan.proto.write import write_atomically
-from memplan.runtime.providers import PROVIDERS
+from memplan.providers import PROVIDERS
 from memplan.simulate.session import SESSIONS
 from memplan.units import printable
 
@@ -204,7 +204,7 @@ def _flag(value: object) -> str:
     return "" if isinstance(value, bool) else "is not true or false"
 
 
-def _choice(choices: tuple[str, ...], value: object) -> str:
+def _choice(choices: Collection[str], value: object) -> str:
     known = f"is '{printable(str(value))}', not one of {', '.join(choices)}"
     return _text(value) or ("" if value in choices else known)
 

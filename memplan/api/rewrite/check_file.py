@@ -174,7 +174,7 @@ def _check_copies(graph: Graph, session: SessionKind) -> None:
             if graph.tensors[node.outputs[0]].is_output:
                 raise Rejected(f"the host copy of {node.name} is a graph output")
             made.add(node.outputs[0])
-    devices = place(unbound(graph))[1]
+    devices = place(unbound(graph), session.provider)[1]
     for node in graph.nodes:
         source = node.inputs[0] if node.op == "MemcpyToHost" else ABSENT
         if node.op in COPY_OPS and node.id in devices.host_nodes:

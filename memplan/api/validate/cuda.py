@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from memplan.providers import PROVIDERS
 from memplan.runtime.messages import Measurement
-from memplan.runtime.providers import PROVIDER_NAMES
 from memplan.simulate.opened import OpenModel
 from memplan.units import format_bytes
-
-_CUDA = PROVIDER_NAMES["cuda"]
 
 
 def measured_notes(measured: Measurement, resident_bytes: int) -> list[str]:
@@ -41,10 +39,11 @@ def measured_notes(measured: Measurement, resident_bytes: int) -> list[str]:
     return lines
 
 
-def misplaced(model: OpenModel, measured: Measurement) -> list[str]:
+def misplaced(model: OpenModel, measured: Measurement, provider: str) -> list[str]:
     """Nodes of the file that ran on another provider than predicted; empty on the CPU."""
     if model.devices is None:
         return []
+    own = PROVIDERS[provider].runtime_name
     on_host = {
         node.name: node.id in model.devices.host_nodes
         for node in model.graph.nodes
@@ -54,6 +53,6 @@ def misplaced(model: OpenModel, measured: Measurement) -> list[str]:
         {
             node.name
             for node in measured.nodes
-            if node.name in on_host and on_host[node.name] == (node.provider == _CUDA)
+            if node.name in on_host and on_host[node.name] == (node.provider == own)
         }
     )

@@ -49,9 +49,9 @@ from memplan.proto.opset import default_opset, raise_opset
 from memplan.proto.read import read_model
 from memplan.proto.restore_order import restore_order
 from memplan.proto.write import write_model
+from memplan.providers import PROVIDERS
 from memplan.runtime.compare_outputs import Comparison
 from memplan.runtime.messages import Measurement, RunRequest
-from memplan.runtime.providers import PROVIDER_NAMES
 from memplan.shapes.prepare import prepare
 from memplan.simulate.devices import fallback_notes
 from memplan.simulate.opened import OpenModel, on_devices, opened
@@ -181,7 +181,7 @@ def _provider(options: ValidateOptions, metadata: Mapping[str, object]) -> str:
     if options.provider != "auto":
         return session_kind("tuned", options.provider).provider
     recorded = metadata.get("provider", "cpu")
-    return recorded if isinstance(recorded, str) and recorded in PROVIDER_NAMES else "cpu"
+    return recorded if isinstance(recorded, str) and recorded in PROVIDERS else "cpu"
 
 
 def _check_same_interface(
@@ -234,7 +234,7 @@ def _validate(bench: Bench, case: _Case, findings: list[Finding]) -> Validation:
             *wrong_before,
         ],
         "nodes": [
-            *_order_findings(kept, misplaced(after, second.measured)),
+            *_order_findings(kept, misplaced(after, second.measured, kind.provider)),
             *clone_findings(own, simulate(own.graph, kind, own.devices), second.measured),
         ],
     }

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import onnx
 
-from memplan.ops.kernels import cuda_kernels, schema_version
+from memplan.ops.kernels import kernels_of, schema_version
 
 FLOAT, BFLOAT16 = onnx.TensorProto.FLOAT, onnx.TensorProto.BFLOAT16
 
@@ -26,7 +26,7 @@ def works_in_float32(op: str, opset: int, dtypes: Sequence[int | None]) -> bool:
     """
     if BFLOAT16 not in dtypes:
         return False
-    version, kernels = schema_version("", op, opset), cuda_kernels()
+    version, kernels = schema_version("", op, opset), kernels_of("cuda")
     wide = [None if dtype is None else widest(dtype) for dtype in dtypes]
     return not kernels.has(f":{op}", version, dtypes, ()) and kernels.has(
         f":{op}", version, wide, ()

@@ -52,7 +52,7 @@ def offloadable(
         forward: nodes that the loss depends on; None: not known, then every tensor that is read.
         kept: tensors that stay where they are.
     """
-    devices = place(unbound(graph))[1]
+    devices = place(unbound(graph), session.provider)[1]
     rules = semantics(session.provider)
     lying_in_state = graph.state.overwriter if graph.state else {}
 

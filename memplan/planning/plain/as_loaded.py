@@ -25,6 +25,7 @@ from memplan.proto.external import external_bytes, settle_links
 from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.proto.nodes import operator_key, reads_of, subgraphs
 from memplan.proto.read import read_model
+from memplan.providers import on_host
 from memplan.shapes.hidden import HIDDEN_KEY
 from memplan.shapes.nchwc import in_blocks, state_block
 from memplan.shapes.prepare import load, prepare
@@ -165,7 +166,7 @@ def as_loaded(
     held = replace(held, graph=unbound(held.graph))
     if session.name == "tuned":
         held = with_state(held, names_of(model.graph)) if model.graph.state else held
-    if session.provider == "cuda":
+    if not on_host(session.provider):
         shown = replace(held, graph=_show_copies(held.graph, copies))
         held = on_devices(shown, session, loss)
     before = {node.name for node in model.graph.nodes}
@@ -173,7 +174,7 @@ def as_loaded(
     resident = resident_bytes(model.graph)
     rewired: tuple[str, ...] = ()
     if before == after:
-        own = on_devices(model, session, loss) if session.provider == "cuda" else model
+        own = on_devices(model, session, loss)
         if session.name == "default":
             own = replace(own, graph=unbound(own.graph))
             rewired = _rewired(own.graph, held.graph)

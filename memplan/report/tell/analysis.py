@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from memplan.api.analysis import NO_BACKWARD
 from memplan.ops.float_types import NO_SESSION
+from memplan.providers import on_host
 from memplan.report.parts import (
     Column,
     Life,
@@ -111,7 +112,7 @@ def _inexact(analysis: Analysis) -> list[str]:
 
 def _work(analysis: Analysis) -> list[str]:
     """On a GPU every node is a launch."""
-    if analysis.session.provider != "cuda":
+    if on_host(analysis.session.provider):
         return []
     return [f"per step on {analysis.work.device} (estimated): {analysis.work.words}"]
 

@@ -8,6 +8,7 @@ from memplan.api.analysis import Analysis
 from memplan.api.diff.diff_result import ChangeGroup, Diff, left_the_peak
 from memplan.api.diff.peak_changes import Change, How, TensorChange
 from memplan.ir.modules import NO_MODULE
+from memplan.providers import on_host
 from memplan.report.parts import (
     Column,
     Line,
@@ -221,7 +222,7 @@ def place(analysis: Analysis) -> str:
 
 def work_lines(diff: Diff) -> list[str]:
     """Launches, bytes moved and time on a GPU; nothing of a CPU, which no roofline describes."""
-    if diff.new.session.provider != "cuda":
+    if on_host(diff.new.session.provider):
         return []
     return [compare_work(diff.old.work, diff.new.work)]
 

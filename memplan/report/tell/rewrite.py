@@ -11,6 +11,7 @@ from memplan.ops.memory import in_kinds
 from memplan.passes.manager import removed
 from memplan.planning.certificate import certificate, no_bound
 from memplan.planning.forms.on_host import ON_HOST
+from memplan.providers import on_host
 from memplan.report.parts import (
     Column,
     Line,
@@ -53,7 +54,7 @@ def tell_rewrite(result: Rewrite, details: bool = False) -> Report:
         equivalence_line(result.equivalence),
         _bits_line(result),
     ]
-    if result.options.provider == "cuda":
+    if not on_host(result.options.provider):
         parts.append(compare_work(*result.work))
     if result.offload is not None:
         parts += result.offload.lines

@@ -16,7 +16,7 @@ from memplan.api.grad.training_graph import GradOptions
 from memplan.autodiff.counter_dropouts import Counted, CounterDropout, from_counter, parse_dropout
 from memplan.errors import UsageError
 from memplan.ir.roles import Role
-from memplan.ops.kernels import cuda_kernels, schema_version
+from memplan.ops.kernels import kernels_of, schema_version
 from memplan.proto.counter_masks import counter_masks
 from memplan.proto.metadata import CHECKPOINT_KEY
 from memplan.proto.opset import default_opset
@@ -113,8 +113,8 @@ def test_cuda_has_a_kernel_for_every_node() -> None:
     for node in graph.node:
         kinds = [[types[name] for name in names] for names in (node.input, node.output)]
         version = schema_version("", node.op_type, default_opset(model))
-        assert cuda_kernels().has(f":{node.op_type}", version, *kinds), node
-    assert not cuda_kernels().rows.get(":BitShift")
+        assert kernels_of("cuda").has(f":{node.op_type}", version, *kinds), node
+    assert not kernels_of("cuda").rows.get(":BitShift")
 
 
 # -- as good as random: bounds of five deviations or more, and the masks never change ------------

@@ -8,10 +8,11 @@ import pytest
 
 from memplan.errors import EXIT_ENVIRONMENT, NodeFailedError, RuntimeUnavailableError
 from memplan.processes import child as children
+from memplan.providers import PROVIDERS
 from memplan.runtime import measure
 from memplan.runtime.gpu import find_gpu
 from memplan.runtime.messages import RunRequest
-from memplan.runtime.run_failures import INSTALL_CUDA, explain
+from memplan.runtime.run_failures import explain
 
 ARENA = (
     "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Gemm node. "
@@ -54,7 +55,7 @@ def test_a_failure_is_one_clear_line(error: str, provider: str, message: str) ->
 
 def test_a_provider_that_is_absent_says_what_to_install() -> None:
     text = "CUDAExecutionProvider did not start; the session fell back to the CPU"
-    assert explain(text, "running m", "cuda").hint == INSTALL_CUDA
+    assert explain(text, "running m", "cuda").hint == PROVIDERS["cuda"].cure
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from helpers.graphs import graph_of
 from helpers.models import SAMPLES
 from memplan.api.analysis import analyze
 from memplan.ir.graph import Graph, TensorKind
-from memplan.ops.kernels import cuda_kernels, schema_version
+from memplan.ops.kernels import kernels_of, schema_version
 from memplan.simulate.devices import fallback_notes, place
 from memplan.simulate.run_order import placed_order
 from memplan.simulate.session import session_kind
@@ -23,7 +23,7 @@ TUNED = session_kind("tuned", "cuda")
 
 def placed(text: str) -> tuple[Graph, list[str], set[str], set[str]]:
     """Graph with copies, names in order, names of host nodes, names of host tensors."""
-    graph, devices = place(graph_of(text))
+    graph, devices = place(graph_of(text), "cuda")
     order = [graph.nodes[i].name for i in placed_order(graph, TUNED, devices)]
     return (
         graph,
@@ -34,7 +34,7 @@ def placed(text: str) -> tuple[Graph, list[str], set[str], set[str]]:
 
 
 def test_kernels_are_looked_up_by_version_and_types() -> None:
-    kernels = cuda_kernels()
+    kernels = kernels_of("cuda")
     assert kernels.has(":Add", schema_version("", "Add", 20), [FLOAT, FLOAT], [FLOAT])
     assert not kernels.has(":Tan", schema_version("", "Tan", 20), [FLOAT], [FLOAT])
     pad = schema_version("", "Pad", 18)
@@ -77,7 +77,7 @@ def test_an_input_of_both_sides_stays_on_the_host_and_is_copied_when_needed() ->
     twin = graph.tensor_named("x_CUDAExecutionProvider")
     assert twin is not None
     assert (twin.kind, twin.id in graph.inputs) == (TensorKind.COMPUTED, False)
-    _, devices = place(graph_of("t (float[4] x) => (float[4] y) { y = Relu(x) }"))
+    _, devices = place(graph_of("t (float[4] x) => (float[4] y) { y = Relu(x) }"), "cuda")
     assert not devices.host_tensors  # an input of device nodes only is copied before the run
 
 
@@ -94,7 +94,7 @@ def test_shape_computations_stay_on_the_host() -> None:
 def test_device_memory_does_not_count_what_the_host_holds() -> None:
     text = """t (float[64,64] x) => (float[64,64] y)
         { a = Relu(x) t = Tan(a) u = Tan(t) v = Tan(u) y = Exp(v) }"""
-    graph, devices = place(graph_of(text))
+    graph, devices = place(graph_of(text), "cuda")
     timeline = simulate(graph, TUNED, devices)
     size = 64 * 64 * 4
     assert timeline.dynamic_peak_bytes == 2 * size  # the copy back, and y
@@ -106,7 +106,7 @@ def test_device_memory_does_not_count_what_the_host_holds() -> None:
 
 def test_fallbacks_are_named_with_what_they_drag_across(tmp_path: Path) -> None:
     text = "t (float[64,64] x) => (float[64,64] y) { a = Relu(x) t = Tan(a) y = Exp(t) }"
-    _, devices = place(graph_of(text))
+    _, devices = place(graph_of(text), "cuda")
     assert fallback_notes(devices) == [
         "cuda: 1 node has no CUDA kernel and runs on the CPU: Tan ×1 "
         "(Tan_1: 16,384 B to the host, 16,384 B back)"
@@ -117,11 +117,11 @@ def test_fallbacks_are_named_with_what_they_drag_across(tmp_path: Path) -> None:
 def test_what_neither_provider_computes_in_bfloat16_is_told() -> None:
     text = """t (bfloat16[8] x, bfloat16[8] z) => (bool[8] y, bfloat16[8] r)
         { y = Greater(x, z) r = Relu(x) }"""
-    _, devices = place(graph_of(text))
+    _, devices = place(graph_of(text), "cuda")
     notes = fallback_notes(devices)
     assert len(notes) == 2
     assert "may refuse the file (Greater)" in notes[1]
-    _, wide = place(graph_of(text.replace("bfloat16", "float")))
+    _, wide = place(graph_of(text.replace("bfloat16", "float")), "cuda")
     assert fallback_notes(wide) == []
 
 
@@ -137,7 +137,7 @@ def test_analyze_reports_cpu_nodes_on_cuda_only() -> None:
 
 @pytest.mark.parametrize("opset", [13, 17, 20])
 def test_ordinary_operators_have_kernels_at_every_opset(opset: int) -> None:
-    kernels = cuda_kernels()
+    kernels = kernels_of("cuda")
     for op, count in (("MatMul", 2), ("Relu", 1), ("Softmax", 1), ("Transpose", 1), ("Conv", 2)):
         version = schema_version("", op, opset)
         assert kernels.has(f":{op}", version, [FLOAT] * count, [FLOAT]), (op, version)

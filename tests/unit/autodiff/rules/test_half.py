@@ -9,7 +9,7 @@ import pytest
 from helpers.gradients import runtime
 from helpers.graphs import parse
 from memplan import gradients
-from memplan.ops.kernels import cuda_kernels, schema_version
+from memplan.ops.kernels import kernels_of, schema_version
 from memplan.proto.nodes import operator_key
 
 COUNT = 4096
@@ -113,5 +113,5 @@ def test_what_a_gradient_adds_in_bfloat16_has_a_kernel_on_cuda(node: str) -> Non
         version = schema_version("", made.op_type, opset)
         kinds = [types.get(name) for name in made.input]
         given = [types.get(name) for name in made.output]
-        assert cuda_kernels().has(operator_key(made), version, kinds, given), made.op_type
+        assert kernels_of("cuda").has(operator_key(made), version, kinds, given), made.op_type
     assert types["x_grad"] == onnx.TensorProto.BFLOAT16

@@ -129,57 +129,6 @@ def test_a_rule_with_a_wrong_node() -> None:
         memplan.gradients(with_type(ROUND), "z", "x")
 
 
-def test_unknown_rank() -> None:
-    """A shape that nothing tells is an error where a gradient depends on it."""
-    text = """<ir_version: 10, opset_import: ["" : 20]>
-        g (float[2,3] x, int64[n] s) => (float[k] z)
-        { a = Reshape(x, s) b = Mul(a, a) c = ReduceSum(b) z = Mul(c, c) }"""
-    with pytest.raises(ModelError, match="rank of tensor"):
-        memplan.gradients(parse(text), "z", "x")
-
-
-def test_what_stands_behind_a_group_normalization_has_a_gradient() -> None:
-    """ONNX (1.23) has no inference for GroupNormalization of opset 21."""
-    text = """<ir_version: 10, opset_import: ["": 21]>
-        g (double[2,4,3] x, double[4] s, double[4] b, double[4] t) => (double[2,4,3] y) {
-        n = GroupNormalization<num_groups = 2>(x, s, b)
-        r = Tanh(n)
-        y = GroupNormalization<num_groups = 4>(r, t, b) }"""
-    feeds = {"x": draw((2, 4, 3)), "s": draw((4,)), "b": draw((4,), 1), "t": draw((4,), 2)}
-    check((parse(text), feeds))
-
-
-@pytest.mark.parametrize(
-    "call", ["Gelu(b)", "Pow(b, w)", "HardSwish(b)", "LayerNormalization(b, w)"]
-)
-def test_an_element_type_that_nobody_knows_is_named(call: str) -> None:
-    """It ended in a KeyError of ours, behind an operator that nobody knows."""
-    text = f"""g (float[4,3] x, float[3] w) => (float[4,3] y)
-        {{ a = acme.Foo(x) b = Mul(a, w) y = {call} }}"""
-    model = parse(text)
-    model.opset_import.append(helper.make_opsetid("acme", 1))
-    with pytest.raises(ModelError, match="the element type of tensor 'b' is not known"):
-        memplan.gradients(model, "y", "w", check=False)
-
-
-def test_a_gradient_in_full_size_for_an_unknown_rank() -> None:
-    """The gradient that comes in by default is one number; CumSum wants it in full size."""
-    text = """<ir_version: 10, opset_import: ["" : 20]>
-        g (float[2,3] x, int64[n] s) => (float y) <int64 axis = {0}>
-        { a = Reshape(x, s) z = CumSum(a, axis) y = ReduceSum<keepdims = 0>(z) }"""
-    model = memplan.gradients(parse(text), "z", "x")
-    feeds = {"x": draw((2, 3)).astype(np.float32), "s": np.asarray([3, 2])}
-    found = reference(model, feeds)
-    np.testing.assert_array_equal(found["x_grad"], [[3, 3, 2], [2, 1, 1]])
-
-
-def test_a_y_that_is_an_x() -> None:
-    text = "g (float[2] x) => (float[2] z) { z = Tanh(x) }"
-    found = reference(memplan.gradients(parse(text), "z", ["z", "x"]), {"x": np.zeros(2, "f4")})
-    np.testing.assert_array_equal(found["z_grad"], np.ones(2))
-    np.testing.assert_array_equal(found["x_grad"], np.ones(2))
-
-
 # -- what is built ---------------------------------------------------------------------------------
 
 TWO_LAYERS = """

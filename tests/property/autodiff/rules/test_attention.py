@@ -7,18 +7,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.drawing import quiet
 from helpers.gradients import Array, check, check_on_runtime, draw, runtime, single
 from memplan.errors import ModelError
 
-QUIET = settings(
-    deadline=None,
-    derandomize=True,
-    max_examples=30,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+QUIET = quiet(30)
 
 
 def as_rows(array: Array) -> Array:

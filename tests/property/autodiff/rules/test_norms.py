@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.drawing import quiet, shapes
 from helpers.gradients import Array, check, check_on_runtime, draw, runtime, single
 from helpers.graphs import parse
 from memplan.autodiff.backward import Request, build_gradients
 
-QUIET = settings(
-    deadline=None,
-    derandomize=True,
-    max_examples=30,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-Draw = Any
-
-
-def shaped(draw_: Draw, low: int, high: int, size: int = 4) -> tuple[int, ...]:
-    rank = draw_(st.integers(low, high))
-    return tuple(draw_(st.integers(1, size)) for _ in range(rank))
+QUIET = quiet(30)
 
 
 def state_shapes(model: onnx.ModelProto, shape: tuple[int, ...]) -> None:
@@ -44,7 +32,7 @@ def batch_norm_inputs(shape: tuple[int, ...]) -> list[Array]:
 @QUIET
 @given(st.data())
 def test_batch_norm_by_given_statistics(data: st.DataObject) -> None:
-    inputs = batch_norm_inputs(shaped(data.draw, 2, 5))
+    inputs = batch_norm_inputs(data.draw(shapes(2, 5, 4)))
     opset = data.draw(st.sampled_from([13, 14, 15, 20]))
     epsilon = data.draw(st.sampled_from([1e-5, 0.1]))
     check_on_runtime(single("BatchNormalization", *inputs, opset=opset, epsilon=epsilon))
@@ -54,7 +42,7 @@ def test_batch_norm_by_given_statistics(data: st.DataObject) -> None:
 @given(st.data())
 def test_batch_norm_in_training(data: st.DataObject) -> None:
     """Running statistics come out as well; gradients flow through them too."""
-    shape = shaped(data.draw, 2, 4)
+    shape = data.draw(shapes(2, 4, 4))
     attributes = {"epsilon": data.draw(st.sampled_from([1e-2, 0.1])), "training_mode": 1}
     if data.draw(st.booleans()):
         attributes["momentum"] = 0.6
@@ -83,7 +71,7 @@ def test_layer_norm(data: st.DataObject) -> None:
     """The scale may be as large as what is normalized, or broadcast to it."""
     op = data.draw(st.sampled_from(["LayerNormalization", "RMSNormalization"]))
     opset = 23 if op == "RMSNormalization" else data.draw(st.sampled_from([17, 20, 23]))
-    shape = shaped(data.draw, 1, 4)
+    shape = data.draw(shapes(1, 4, 4))
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     own = list(shape[axis:])
     if data.draw(st.booleans()):
@@ -100,7 +88,7 @@ def test_layer_norm(data: st.DataObject) -> None:
 @QUIET
 @given(st.data())
 def test_instance_norm(data: st.DataObject) -> None:
-    shape = shaped(data.draw, 3, 5)
+    shape = data.draw(shapes(3, 5, 4))
     epsilon = data.draw(st.sampled_from([1e-2, 0.1]))
     vectors = [draw(shape[1:2], 1), draw(shape[1:2], 2)]
     check_on_runtime(single("InstanceNormalization", draw(shape), *vectors, epsilon=epsilon))
@@ -112,7 +100,7 @@ def test_group_norm(data: st.DataObject) -> None:
     """Scale and bias per group before opset 21, per channel since."""
     groups, channels = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
     opset = data.draw(st.sampled_from([18, 21]))
-    rest = shaped(data.draw, 1, 3, 3)
+    rest = data.draw(shapes(1, 3))
     shape = (data.draw(st.integers(1, 3)), groups * channels, *rest)
     count = groups * channels if opset == 21 else groups
     attributes = {"num_groups": groups, "epsilon": data.draw(st.sampled_from([1e-2, 0.1]))}
@@ -127,9 +115,9 @@ def test_group_norm(data: st.DataObject) -> None:
 def test_norms_without_parameters(data: st.DataObject) -> None:
     op = data.draw(st.sampled_from(["LpNormalization", "LRN"]))
     opset = data.draw(st.sampled_from([13, 18, 22]))
-    shape, attributes = shaped(data.draw, 4, 4), {"size": data.draw(st.integers(1, 4))}
+    shape, attributes = data.draw(shapes(4, 4, 4)), {"size": data.draw(st.integers(1, 4))}
     if op == "LpNormalization":
-        shape = shaped(data.draw, 1, 4)
+        shape = data.draw(shapes(1, 4, 4))
         axis = data.draw(st.integers(-len(shape), len(shape) - 1))
         attributes = {"axis": axis, "p": data.draw(st.integers(1, 2))}
     else:

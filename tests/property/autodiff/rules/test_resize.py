@@ -6,18 +6,14 @@ from typing import Any
 
 import numpy as np
 import onnx
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.drawing import quiet
 from helpers.effort import tries
 from helpers.gradients import check, draw, frozen, runtime, single
 
-QUIET = settings(
-    deadline=None,
-    derandomize=True,
-    max_examples=tries(60),
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+QUIET = quiet(tries(60))
 COORDINATES = ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"]
 NEAREST = ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
 SCALES = [0.4, 0.5, 1.0, 1.5, 2.0, 3.0, 2.3]

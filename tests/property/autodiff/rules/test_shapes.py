@@ -7,31 +7,17 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
+from helpers.drawing import ints, quiet, shapes
 from helpers.effort import tries
 from helpers.gradients import Array, check, draw, model_of, reference, runtime, single, with_symbols
 
-QUIET = settings(
-    deadline=None,
-    derandomize=True,
-    max_examples=25,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-INT64 = np.int64
+QUIET = quiet(25)
 NEWEST = onnx.defs.onnx_opset_version()
 OPSETS = st.sampled_from([13, 15, 16, 18, 20, NEWEST])
-
-
-def ints(*numbers: int) -> Array:
-    return np.asarray(numbers, dtype=INT64)
-
-
-def shapes(low: int = 1, high: int = 4, size: int = 3) -> Any:
-    """Shapes of ``low`` to ``high`` dimensions, each up to ``size``."""
-    return st.lists(st.integers(1, size), min_size=low, max_size=high).map(tuple)
 
 
 @QUIET
@@ -290,7 +276,7 @@ def test_depth_to_space(batch: int, channels: int, height: int, block: int) -> N
 @QUIET
 @given(shapes(2, 4, 4), st.integers(0, 1), st.none() | st.integers(-3, 3))
 def test_trilu(shape: tuple[int, ...], upper: int, diagonal: int | None) -> None:
-    more = [np.asarray(diagonal, dtype=INT64)] if diagonal is not None else []
+    more = [np.asarray(diagonal, dtype=np.int64)] if diagonal is not None else []
     check(single("Trilu", draw(shape), *more, upper=upper))
 
 

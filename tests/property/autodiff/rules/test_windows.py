@@ -6,18 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.drawing import quiet
 from helpers.effort import tries
 from helpers.gradients import check, check_on_runtime, draw, single
 
-QUIET = settings(
-    deadline=None,
-    derandomize=True,
-    max_examples=tries(40),
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+QUIET = quiet(tries(40))
 Draw = Any
 AUTO = ["NOTSET", "NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"]
 

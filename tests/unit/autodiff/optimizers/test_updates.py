@@ -13,11 +13,12 @@ from helpers.gradients import Array, draw, reference, runtime
 from helpers.graphs import open_text, parse
 from memplan.api.grad.differentiate import grad
 from memplan.api.grad.training_graph import GradOptions, TrainingGraph
-from memplan.autodiff.optimizers.parse import KINDS
+from memplan.autodiff.optimizers.parse import KINDS, parse_optimizer
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.errors import UsageError
 from memplan.ir.contract import find_contract
 from memplan.ir.graph import Phase
+from memplan.ir.pairs import pair_outputs
 from memplan.ir.phases import find_phases
 from memplan.ir.roles import Role
 from memplan.proto.metadata import get_metadata, node_metadata
@@ -143,6 +144,21 @@ def test_the_file_says_what_everything_is(optimizer: str) -> None:
         assert (phases.of[node.id] is Phase.UPDATE) == ("/update/" in node.name)
 
 
+def test_phases_and_state() -> None:
+    """What memplan finds in the graph is what it put there."""
+    opened = open_text(trained("adam").model)
+    graph, phases = opened.graph, opened.phases
+    for node in graph.nodes:
+        backward = {Phase.BACKWARD} if "/grad/" in node.name else {Phase.FORWARD, Phase.LOSS}
+        assert phases.of[node.id] in ({Phase.UPDATE} if "/update/" in node.name else backward)
+    names = [tensor.name for tensor in graph.tensors]
+    state = {f"{name}.{kind}" for name in SHAPES for kind in ("exp_avg", "exp_avg_sq")} | {"step"}
+    pairs = {names[out]: names[at] for out, at in pair_outputs(graph).items()}
+    assert pairs == {f"{name}_new": name for name in (*SHAPES, *state)}
+    assert {names[t] for t in phases.parameters} == set(SHAPES)
+    assert {names[t] for t in phases.state} == state
+
+
 def test_without_an_optimizer_gradients_are_what_is_told() -> None:
     made = trained("none")
     assert made.contract.gradients == {f"{name}_grad": name for name in made.wrt}
@@ -262,6 +278,17 @@ def test_a_file_of_updates_that_cannot_be(
 
 
 BAD = [
+    *(
+        (text, "--optimizer")
+        for text in (
+            "lamb",
+            "sgd{momentum=0.9}",
+            "adam{beta1=x}",
+            "adam{eps}",
+            "sgd{",
+            "sgd{weight_decay=-1}",
+        )
+    ),
     ("sgd{no_decay=b*}", "no weights decay anyway"),
     ("adamw{no_decay=b*+nothing*}", r"no_decay=nothing\*}: no trained tensor"),
     ("sgd{clip_norm=1,clip_value=1}", "by clip_norm or by clip_value"),
@@ -281,6 +308,12 @@ BAD = [
 def test_options_that_do_not_go_together(optimizer: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         trained(optimizer)
+
+
+def test_options() -> None:
+    found: Any = parse_optimizer("adamw{beta1=0.8, weight_decay=0.1}")
+    assert (found.beta1, found.beta2, found.weight_decay) == (0.8, 0.999, 0.1)
+    assert parse_optimizer("none") is None
 
 
 @pytest.mark.ort

@@ -10,20 +10,15 @@ or it writes over a tensor, or its result is written over.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.fx.traceback import annotate
 
 from memplan.pytorch.call_families import family_of
 
-_KEY = "memplan_call"
-_INSIDE: ContextVar[bool] = ContextVar("inside a call", default=False)
 _STACK = "nn_module_stack"
 _ROOT = "model"
 _LAYOUT = frozenset({"contiguous", "flatten", "reshape", "_unsafe_view"})
@@ -34,25 +29,6 @@ _INPLACE = ("torch.nn.modules.activation.", "torch.nn.modules.dropout.")
 """Modules that have an option ``inplace``."""
 _ATTENTION = "scaled_dot_product_attention"
 _ATTENTION_DROPS = 4
-
-
-def one_call(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """``function``, written out in other operators, whose nodes say that they are one call of the
-    function ``name``."""
-
-    @wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        if _INSIDE.get() or torch.compiler.is_dynamo_compiling():
-            return function(*args, **kwargs)
-        token = _INSIDE.set(True)
-        random = name == _ATTENTION and _drops(args, kwargs)
-        try:
-            with annotate({_KEY: (name, object(), random)}):
-                return function(*args, **kwargs)
-        finally:
-            _INSIDE.reset(token)
-
-    return called
 
 
 def calls_of(traced: Any, written: Any) -> dict[str, str]:
@@ -79,7 +55,7 @@ def _named(graph: Any) -> tuple[dict[str, str], dict[str, str]]:
     of views of these."""
     calls, views = _calls(graph)
     return (
-        {n.name: c.name for n, c in calls.items() if not c.closed and n is c.last},
+        {n.name: c.name for n, c in calls.items() if not c.closed},
         {n.name: c.name for n, c in views.items() if not c.closed},
     )
 
@@ -88,7 +64,6 @@ def _calls(graph: Any) -> tuple[dict[Node, _Call], dict[Node, _Call]]:
     """The call of every node with memory of its own, and of every view."""
     calls: dict[Node, _Call] = {}
     views: dict[Node, _Call] = {}
-    groups: dict[Any, _Call] = {}
     count = Counter[str]()
     for node in graph.nodes:
         if node.op != "call_function":
@@ -98,16 +73,11 @@ def _calls(graph: Any) -> tuple[dict[Node, _Call], dict[Node, _Call]]:
             if source in calls or source in views:
                 views[node] = calls.get(source) or views[source]
             continue
-        name, mark, random = (node.meta.get("custom") or {}).get(_KEY) or (None, node, False)
-        if mark not in groups:
-            modules, kind = _modules(node), name or _kind(node.target)
-            kind = kind.rstrip("_") if _switched_off(node) else kind
-            place = f"{modules} {family_of(kind)}"
-            groups[mark] = _Call(f"{modules} {kind} {count[place]}", node)
-            count[place] += 1
-        call = calls[node] = groups[mark]
-        call.last = node
-        call.closed |= random or _cannot_be_kept(node)
+        modules, kind = _modules(node), _kind(node.target)
+        kind = kind.rstrip("_") if _switched_off(node) else kind
+        place = f"{modules} {family_of(kind)}"
+        calls[node] = _Call(f"{modules} {kind} {count[place]}", _cannot_be_kept(node))
+        count[place] += 1
         for written in _written_over(node):
             target = calls.get(written) or views.get(written)
             if target is not None:
@@ -117,11 +87,10 @@ def _calls(graph: Any) -> tuple[dict[Node, _Call], dict[Node, _Call]]:
 
 @dataclass(slots=True)
 class _Call:
-    """A call while the graph is read: its name, its last node, and whether it cannot be kept."""
+    """A call while the graph is read: its name, and whether it cannot be kept."""
 
     name: str
-    last: Node
-    closed: bool = False
+    closed: bool
 
 
 def _kind(target: Any) -> str:

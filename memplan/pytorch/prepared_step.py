@@ -13,9 +13,9 @@ from torch.nn.parameter import is_lazy
 
 from memplan.errors import UsageError
 from memplan.pytorch.custom_backward import begin_recording
-from memplan.pytorch.spelled import replacing
 from memplan.pytorch.torch_defaults import defaults, defaults_now
 from memplan.pytorch.torch_step import TorchStep, parameter_names, takes_whole
+from memplan.pytorch.traced_calls import traced_calls
 
 MODEL = "model"
 """The name of the user's model inside :class:`StepModule`, with which torch's names begin."""
@@ -58,7 +58,7 @@ class StepModule(nn.Module):
     def forward(self, batch: dict[str, Tensor]) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """The loss as a scalar."""
         before = dict(self.named_buffers(remove_duplicate=False))
-        with replacing() as traced, defaults(self.defaults):
+        with traced_calls() as traced, defaults(self.defaults):
             begin_recording(self)
             result = self.call(**batch)
             loss, metrics = loss_of(result), metrics_of(result)

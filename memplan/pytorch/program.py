@@ -21,12 +21,10 @@ from torch.export.graph_signature import (
 )
 
 from memplan.errors import MemplanError, UsageError
-from memplan.pytorch.forward_rules import forward_forms
+from memplan.pytorch.aten_forms import aten_forms
 from memplan.pytorch.prepared_step import ASSIGNED, PreparedStep, first_names, user_name
-from memplan.pytorch.spelled import attention
 from memplan.pytorch.stops import with_stops
 from memplan.pytorch.tidy import INTEGER_SEEDS, RANDOM
-from memplan.pytorch.ties import installed_shares, stable_sort, tie_table
 from memplan.pytorch.torch_errors import refusal
 from memplan.pytorch.torch_internals import internal, replaced
 from memplan.pytorch.trace import quiet
@@ -83,7 +81,7 @@ def _decompositions() -> Mapping[Any, Callable[..., Any]]:
     decomp = internal("torch.onnx._internal.exporter._decomp")
     with quiet():
         known = set(decomp.get_onnx_implemented_overloads(registry())) - _WITHOUT_GRADIENT
-        return dict(decomp.create_onnx_friendly_decomposition_table(known))
+        return aten_forms(decomp.create_onnx_friendly_decomposition_table(known))
 
 
 def decomposed(program: Any) -> Any:
@@ -92,16 +90,9 @@ def decomposed(program: Any) -> Any:
     Raises:
         ModelError: torch cannot decompose an operator.
     """
-    table = {
-        **_decompositions(),
-        aten.scaled_dot_product_attention.default: attention,
-        aten.sort.stable: stable_sort,
-        **forward_forms(),
-        **tie_table(installed_shares()),
-    }
     try:
         with quiet():
-            return with_stops(program).run_decompositions(table)
+            return with_stops(program).run_decompositions(dict(_decompositions()))
     except MemplanError:
         raise
     except Exception as error:

@@ -18,10 +18,10 @@ from memplan.pytorch.custom_backward import Recorder, recording
 from memplan.pytorch.hidden_state import HiddenState
 from memplan.pytorch.places import lines_told
 from memplan.pytorch.prepared_step import PreparedStep, first_names
-from memplan.pytorch.spelled import spelled
 from memplan.pytorch.torch_checkpoints import marked_regions
 from memplan.pytorch.torch_errors import reason_of, refusal
 from memplan.pytorch.torch_internals import internal
+from memplan.pytorch.traced_calls import tracing
 
 internal("torch._dynamo")  # which PyTorch imports when a step is made
 STORED = (InputKind.PARAMETER, InputKind.BUFFER)
@@ -79,7 +79,7 @@ def _exported(prepared: PreparedStep, limits: Mapping[str, Mapping[str, int]]) -
             }
         }
     # Of what it refuses, torch prints the graph so far to stderr.
-    with quiet(), redirect_stderr(StringIO()), spelled(), marked_regions(), lines_told():
+    with quiet(), redirect_stderr(StringIO()), tracing(), marked_regions(), lines_told():
         return torch.export.export(prepared.module, (dict(prepared.batch),), dynamic_shapes=shapes)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from onnxscript import opset20 as op
 
-from memplan.pytorch.pool_rules import each
+from memplan.pytorch.pool_forms import each
 from memplan.pytorch.recurrent_modules import RECURRENT
 from memplan.pytorch.surrogate_exports import (
     BACKWARD_THROUGH,

@@ -229,11 +229,11 @@ def pooled(y: Any) -> Any:
 def test_another_rule_at_a_tie_differs_and_the_operator_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from memplan.pytorch import pool_rules
+    from memplan.pytorch import pool_forms
 
     assert memplan.capture(tied(pooled)).check.granted == 0
     # The even share of each of equals, which the maximum of a tensor has.
-    monkeypatch.setattr(pool_rules, "backward_through", lambda value, _: value)
+    monkeypatch.setattr(pool_forms, "backward_through", lambda value, _: value)
     with pytest.raises(CaptureDiffersError, match="1 gradient off") as caught:
         memplan.capture(tied(pooled))
     assert "another rule than PyTorch: adaptive_max_pool2d" in caught.value.hint

@@ -251,3 +251,14 @@ def test_recurrent_layers() -> None:
     assert max(errors(nn.GRU(5, 4, 2), step, torch.randn(3, 2, 5))) <= 1e-4
     with pytest.raises(ModelError, match=r"LSTM with projections \(proj_size\)"):
         errors(nn.LSTM(5, 4, proj_size=2), step, torch.randn(3, 2, 5))
+
+
+def test_losses_under_autocast_are_computed_in_float32() -> None:
+    """ONNX has none of bfloat16."""
+
+    def step(net: Any, x: Any) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return F.cross_entropy(net(x), torch.arange(4), label_smoothing=0.1)
+
+    found = memplan.TorchStep(nn.Linear(5, 4), step, {"x": torch.randn(4, 5)})
+    assert captured(found, check=False).trained == ("weight", "bias")

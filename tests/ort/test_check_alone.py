@@ -120,11 +120,11 @@ def unmended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from memplan.autodiff import finished_graph
     from memplan.pytorch import custom_backward, prepared_step, program, trace, translations
 
-    for module, name in ((trace, "spelled"), (prepared_step, "replacing")):
+    for module, name in ((trace, "tracing"), (prepared_step, "traced_calls")):
         monkeypatch.setattr(module, name, nullcontext)
     monkeypatch.setattr(program, "with_stops", lambda given: given)
     monkeypatch.setattr(program, "RANDOM", ())
-    monkeypatch.setattr(program, "tie_table", lambda shares: {})
+    monkeypatch.setattr(program, "aten_forms", dict)
     monkeypatch.setattr(custom_backward, "_watched", lambda recorder: [])
     kept = ("lstm", "gru", "rnn", "batch_norm")
     own = {op: f for op, f in translations.TRANSLATIONS.items() if any(k in str(op) for k in kept)}

@@ -391,7 +391,7 @@ def test_what_is_captured_has_the_ties_of_the_installed_pytorch() -> None:
 
 
 @pytest.mark.parametrize("whole", [0.0, 0.5, 1.0])
-def test_the_spelled_forms_have_the_share_that_they_are_asked_for(whole: float) -> None:
+def test_forms_have_the_share_that_they_are_asked_for(whole: float) -> None:
     """Whatever PyTorch is installed: what a version gives decides, not its number."""
     pytest.importorskip("onnxscript")
     from memplan.pytorch.ties import Shares, tie_table

@@ -1,30 +1,24 @@
 """Pools of ATen in one to three dimensions, in terms of operators that ONNX has.
 
-Adaptive averages are products with the matrices that average, one per axis.
+Adaptive averages are products with the matrices that average, one per axis. Where rounding up makes
+a further window, ONNX and its exporter have another idea of it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from memplan.pytorch.surrogate_exports import backward_through
 
 aten = torch.ops.aten
 Sizes = Sequence[int]
-
-
-def pool_forms() -> dict[Any, Callable[..., Any]]:
-    """Decompositions of adaptive pools."""
-    return {
-        aten.adaptive_max_pool2d.default: adaptive_max_pool,
-        aten.adaptive_max_pool3d.default: adaptive_max_pool,
-        aten._adaptive_avg_pool3d.default: adaptive_avg_pool,
-    }
 
 
 def each(values: int | Sizes, rank: int) -> list[int]:
@@ -78,7 +72,82 @@ def _windows(size: int, count: int, device: Any) -> tuple[Tensor, Tensor]:
     return (begin + offset).clamp(max=size - 1), begin + offset < end
 
 
-def pixels(count: int, window: Sizes, padding_counts: bool, like: Tensor) -> Tensor:
+def average_pool(
+    operator: Any,
+    x: Tensor,
+    kernel_size: Sizes,
+    stride: Sizes = (),
+    padding: int | Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Any:
+    """``avg_pool1d`` and its like. The exporter leaves the divisor away, and ONNX counts windows
+    that begin beyond the image: these cases are a sum, divided."""
+    rank = RANKS[operator]
+    kernel, padding = each(kernel_size, rank), each(padding, rank)
+    stride = each(stride, rank) if stride else kernel
+    windows = list(zip(x.shape[-rank:], kernel, stride, padding, strict=True))
+    if divisor_override is None and not (ceil_mode and any(map(_has_one_behind, windows))):
+        return NotImplemented
+    around = _around(windows, ceil_mode)
+    total = operator(functional.pad(x, around), kernel, stride) * math.prod(kernel)
+    if divisor_override is not None:
+        return total / divisor_override
+    shares = torch.ones([], dtype=x.dtype, device=x.device)
+    for window in windows:
+        count = _count(*window, ceil_mode)
+        shares = shares.unsqueeze(-1) * _pixels(count, window, count_include_pad, x)
+    return total / shares
+
+
+def max_pool(
+    operator: Any,
+    x: Tensor,
+    kernel_size: Sizes,
+    stride: Sizes = (),
+    padding: int | Sizes = 0,
+    dilation: int | Sizes = 1,
+    ceil_mode: bool = False,
+) -> Any:
+    """``torch.max_pool1d`` and its like, where rounding up makes a further window."""
+    rank = RANKS[operator]
+    kernel, padding, apart = (each(v, rank) for v in (kernel_size, padding, dilation))
+    stride = each(stride, rank) if stride else kernel
+    extents = [step * (size - 1) + 1 for size, step in zip(kernel, apart, strict=True)]
+    windows = list(zip(x.shape[-rank:], extents, stride, padding, strict=True))
+    if not (ceil_mode and any(map(_has_one_behind, windows))):
+        return NotImplemented
+    padded = functional.pad(x, _around(windows, ceil_mode), value=-math.inf)
+    return operator(padded, kernel, stride, 0, apart)
+
+
+def _around(windows: Sequence[Sizes], ceil_mode: bool) -> list[int]:
+    """How much is put around an image, last axis first, so that every window lies in it."""
+    found: list[int] = []
+    for size, extent, step, pad in reversed(windows):
+        count = _count(size, extent, step, pad, ceil_mode)
+        found += [pad, pad + max(0, (count - 1) * step + extent - size - 2 * pad)]
+    return found
+
+
+def _has_one_behind(window: Sizes) -> bool:
+    """Whether rounding up alone would let a window of an axis begin behind the image."""
+    size, extent, step, pad = window
+    rounded = (size + 2 * pad - extent + step - 1) // step + 1
+    return _count(size, extent, step, pad, ceil_mode=True) < rounded
+
+
+def _count(size: int, extent: int, step: int, pad: int, ceil_mode: bool) -> int:
+    """How many windows there are on an axis; none begins behind the image."""
+    room = size + 2 * pad - extent
+    if not ceil_mode:
+        return room // step + 1
+    count = (room + step - 1) // step + 1
+    return count - 1 if (count - 1) * step >= size + pad else count
+
+
+def _pixels(count: int, window: Sizes, padding_counts: bool, like: Tensor) -> Tensor:
     """How many pixels each of ``count`` windows (of an axis of that size; extent, stride, padding)
     averages."""
     size, extent, stride, padding = window
@@ -109,3 +178,20 @@ def _bins(count: int, size: int, like: Tensor) -> Tensor:
     column = torch.arange(size, dtype=torch.int64, device=like.device)[None, :]
     inside = ((column >= begin) & (column < end)).to(like.dtype)
     return inside / (end - begin).to(like.dtype)
+
+
+RANKS: dict[Any, int] = {
+    aten.avg_pool1d.default: 1,
+    aten.avg_pool2d.default: 2,
+    aten.avg_pool3d.default: 3,
+    aten.max_pool1d.default: 1,
+    aten.max_pool2d.default: 2,
+    aten.max_pool3d.default: 3,
+}
+"""How many axes a pool has."""
+POOLS: dict[Any, Callable[..., Any]] = {
+    aten.adaptive_max_pool2d.default: adaptive_max_pool,
+    aten.adaptive_max_pool3d.default: adaptive_max_pool,
+    aten._adaptive_avg_pool3d.default: adaptive_avg_pool,
+    **{pool: partial(max_pool if "max" in str(pool) else average_pool, pool) for pool in RANKS},
+}

@@ -15,22 +15,6 @@ from memplan.pytorch.surrogate_exports import backward_through
 aten, prims = torch.ops.aten, torch.ops.prims
 
 
-def selection_forms() -> dict[Any, Callable[..., Any]]:
-    """Decompositions of forward operators."""
-    return {
-        aten.median.default: median_of_all,
-        aten.median.dim: median,
-        aten.nanmedian.default: partial(median_of_all, skip=True),
-        aten.nanmedian.dim: partial(median, skip=True),
-        aten.kthvalue.default: kthvalue,
-        aten.masked_select.default: masked_select,
-        aten.max.dim: most_of_booleans,
-        prims.prod.default: product,
-        prims.hypot.default: lambda x, y: (x * x + y * y).sqrt(),
-        prims.signbit.default: lambda x: (x < 0) | (1 / x < 0),
-    }
-
-
 def median(
     x: Tensor, dim: int, keepdim: bool = False, *, skip: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -94,3 +78,17 @@ def product(x: Tensor, dims: Sequence[int] | None, *, output_dtype: Any = None) 
     for dim in sorted(range(x.dim()) if dims is None else dims, reverse=True):
         found = aten.prod.dim_int(found, dim)
     return found
+
+
+SELECTIONS: dict[Any, Callable[..., Any]] = {
+    aten.median.default: median_of_all,
+    aten.median.dim: median,
+    aten.nanmedian.default: partial(median_of_all, skip=True),
+    aten.nanmedian.dim: partial(median, skip=True),
+    aten.kthvalue.default: kthvalue,
+    aten.masked_select.default: masked_select,
+    aten.max.dim: most_of_booleans,
+    prims.prod.default: product,
+    prims.hypot.default: lambda x, y: (x * x + y * y).sqrt(),
+    prims.signbit.default: lambda x: (x < 0) | (1 / x < 0),
+}

@@ -1,32 +1,50 @@
-"""Forward operators of ATen that ONNX, its exporter or its runtime have no right form for."""
+"""The operators of ATen that are written out before they become ONNX: one table.
+
+ONNX, its exporter or its runtime have no right form for them, or one whose gradient is not
+PyTorch's. ``torch.export`` leaves operators as a step calls them, so that this is the only place
+where numbers are looked after; what looks at values before there are operators is in
+:mod:`memplan.pytorch.traced_calls`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from memplan.pytorch.pool_rules import pool_forms
-from memplan.pytorch.selection_rules import selection_forms
-from memplan.pytorch.ties import clamp
+from memplan.pytorch.layer_forms import LAYERS, NORMS, in_type_of_weight
+from memplan.pytorch.loss_forms import LOSSES
+from memplan.pytorch.pool_forms import POOLS
+from memplan.pytorch.random_forms import RANDOM_FORMS
+from memplan.pytorch.selection_forms import SELECTIONS
+from memplan.pytorch.ties import clamp, installed_shares, stable_sort, tie_table
 
 aten = torch.ops.aten
 Sizes = Sequence[int]
+Form = Callable[..., Any]
 
 
-def forward_forms() -> dict[Any, Callable[..., Any]]:
-    """Decompositions of them."""
+def aten_forms(exporters: Mapping[Any, Form]) -> dict[Any, Form]:
+    """The decompositions of a program: the exporter's own, and instead of some of them ours. One
+    that gives ``NotImplemented`` leaves the operator as it is."""
     return {
-        **pool_forms(),
-        **selection_forms(),
+        **exporters,
+        **LAYERS,
+        **{norm: in_type_of_weight(norm, exporters.get(norm)) for norm in NORMS},
+        **LOSSES,
+        **RANDOM_FORMS,
+        **POOLS,
+        **SELECTIONS,
+        aten.sort.stable: stable_sort,
         aten.clamp.default: clamp,
         aten.copy.default: copied,
         aten.relu.default: relu,
         aten.scatter_reduce.two: scatter_reduce,
         aten.select_scatter.default: select_scatter,
         aten._trilinear.default: trilinear,
+        **tie_table(installed_shares()),
     }
 
 

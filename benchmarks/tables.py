@@ -206,13 +206,12 @@ def chunk_plans() -> Table:
             f"{100 * row['extra_cost_fraction']:.2f}",
             f"{100 * row['chunk_cost_fraction']:.2f}",
             f"{row['recomputed_nodes']:,}",
-            row["best"].partition("(")[2].rstrip(")"),
         ]
         for row in load("chunking")
         if "budget" in row
     ]
     times = ("extra time %", "of it chunks %")
-    return table(["graph", "times of", "budget GiB", *times, "recomputed nodes", "tried"], rows)
+    return table(["graph", "times of", "budget GiB", *times, "recomputed nodes"], rows)
 
 
 def chunk_times() -> Table:

@@ -23,6 +23,7 @@ DOCS = ROOT / "docs"
 _BLOCK = re.compile(r"(.*?)^```(\w*)\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
 _WORD = re.compile(r"[(']?([A-Za-z][a-z]*(?:-[a-z]+)*)[),.:;']*")
 _FILE = re.compile(r"`([\w.-]+\.(?:py|js|mjs|html))`")
+_LINKED = re.compile(r"\]\((examples/([\w.]+))\)")
 
 
 SEARCHED = ("rewrite", "sweep")
@@ -105,8 +106,12 @@ def blocks(page: str) -> list[Block]:
 
 
 def files(page: str) -> dict[str, str]:
-    """What the reader is told to write, by name."""
-    return {block.file: block.text for block in blocks(page) if block.language and block.file}
+    """What the reader is told to write, or to take from ``docs/examples``, by name."""
+    linked = _LINKED.findall((DOCS / page).read_text(encoding="utf-8"))
+    found = {name: (DOCS / path).read_text(encoding="utf-8") for path, name in linked}
+    return found | {
+        block.file: block.text for block in blocks(page) if block.language and block.file
+    }
 
 
 def commands(page: str) -> Iterator[tuple[str, str]]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from helpers.models import ROOT
+from helpers.pages import files
 from memplan_cli.main import main
 
 torch: Any = pytest.importorskip("torch")
@@ -48,8 +49,8 @@ def gradients(model: Any, loss: Any, batch: Any) -> dict[str, Any]:
 def test_the_page_runs_and_the_policy_keeps_its_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source, training, compiling = (text for kind, text in BLOCKS if kind == "python")
-    (tmp_path / "gpt.py").write_text(source)
+    training, compiling = (text for kind, text in BLOCKS if kind == "python")
+    (tmp_path / "gpt.py").write_text(files("pytorch.md")["gpt.py"])
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (commands,) = (text for kind, text in BLOCKS if not kind)

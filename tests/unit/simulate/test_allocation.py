@@ -8,387 +8,254 @@ from __future__ import annotations
 import pytest
 
 from helpers.graphs import KIB, REUSING, TUNED, graph_of, kib, tensor, timeline_of
-from memplan.ir.graph import ABSENT
-from memplan.simulate.allocation import Buffer, allocate, passes_through
+from memplan.simulate.allocation import allocate, passes_through
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import Timeline, simulate
 
+CUDA = SessionKind("tuned", "cuda", priority_order=True, reuse=False)
 ZEROS = "{" + ", ".join(["0"] * 256) + "}"
+SCALAR = 4 / KIB
 
 
-def buffer(timeline: Timeline, name: str) -> Buffer | None:
-    """The buffer that a tensor lives in; None for resident ones."""
-    index = timeline.allocation.buffer_of[tensor(timeline.graph, name).id]
-    return None if index == ABSENT else timeline.allocation.buffers[index]
-
-
-def life(timeline: Timeline, name: str) -> tuple[int, int]:
-    """Birth and death of the buffer that a tensor lives in."""
-    found = buffer(timeline, name)
-    assert found is not None
-    return found.birth, found.death
-
-
-def members(timeline: Timeline, name: str) -> list[str]:
-    """Names of all tensors in that tensor's buffer."""
-    found = buffer(timeline, name)
-    assert found is not None
-    return [timeline.graph.tensors[t].name for t in found.members]
-
-
-# Rule 1: graph outputs.
-
-
-def test_a_graph_output_has_a_buffer_of_its_own_held_to_the_end() -> None:
-    found = timeline_of("""
-    g (float[256] x) => (float[256] y, float[256] z)
-    {
-        [a] a = Neg(x)
-        [y] y = Relu(a)
-        [b] b = Neg(x)
-        [z] z = Neg(b)
-    }""")
-    # Relu works in place, but not into a graph output.
-    assert members(found, "y") == ["y"]
-    assert life(found, "a") == (0, 2)
-    assert life(found, "y") == (1, 4)
-    assert kib(found) == [1, 2, 2, 3]
-    assert found.resident_bytes == KIB
-
-
-def test_a_view_that_is_a_graph_output_is_a_copy() -> None:
-    found = timeline_of("""
-    g (float[256] x) => (float[16,16] y, float[256] z) <int64[2] square = {16, 16}>
-    {
-        [a] a = Neg(x)
-        [y] y = Reshape(a, square)
-        [z] z = Exp(a)
-    }""")
-    assert members(found, "y") == ["y"]
-    assert kib(found) == [1, 2, 3]
-
-
-def test_a_graph_output_that_is_read_on_can_be_shared_but_not_overwritten() -> None:
-    found = timeline_of("""
-    g (float[256] x) => (float[256] y, float[16,16] z) <int64[2] square = {16, 16}>
-    {
-        [y] y = Neg(x)
-        [view] v = Reshape(y, square)
-        [relu] r = Relu(v)
-        [z] z = Exp(r)
-    }""")
-    assert members(found, "v") == ["y", "v"]
-    assert members(found, "r") == ["r"]
-    assert kib(found) == [1, 1, 2, 3]
-
-
-# Rule 2: views.
-
-
-def test_views_share_and_the_buffer_lives_to_the_last_reader_of_any_member() -> None:
-    found = timeline_of("""
-    g (float[256] x) => (float[256] y) <int64[2] square = {16, 16}, int64[1] first = {0}>
-    {
-        [a] a = Neg(x)
-        [v] v = Reshape(a, square)
-        [w] w = Unsqueeze(v, first)
-        [b] b = Exp(a)
-        [c] c = Neg(b)
-        [s] s = ReduceSum<keepdims = 0>(w)
-        [y] y = Add(c, s)
-    }""")
-    assert members(found, "w") == ["a", "v", "w"]
-    assert life(found, "a") == (0, 6)
-    assert [nbytes - int(step >= 5) * 4 / KIB for step, nbytes in enumerate(kib(found))] == [
-        1,
-        1,
-        1,
-        2,
-        3,
-        2,
-        2,
-    ]
-
-
-def test_views_of_inputs_and_weights_take_nothing_and_are_never_overwritten() -> None:
-    found = timeline_of(
-        """
-    g (float[256] x) => (float[16,16] y) <int64[2] square = {16, 16}, float[256] w = WEIGHTS>
-    {
-        [v] v = Reshape(x, square)
-        [u] u = Reshape(w, square)
-        [r] r = Relu(v)
-        [y] y = Add(r, u)
-    }""".replace("WEIGHTS", ZEROS)
+def drawn(timeline: Timeline) -> str:
+    """All buffers: their tensors, and the steps from the first to the one before they are free."""
+    names = [tensor.name for tensor in timeline.graph.tensors]
+    return ", ".join(
+        f"{'='.join(names[t] for t in buffer.members)} {buffer.birth}-{buffer.death}"
+        for buffer in timeline.allocation.buffers
     )
-    assert buffer(found, "v") is None
-    assert buffer(found, "u") is None
-    assert members(found, "r") == ["r"]
-    assert kib(found) == [0, 0, 1, 2]
 
 
-# Rule 3: in place.
+def graph(nodes: str, outputs: str = "float[256] y", inputs: str = "float[256] x") -> str:
+    """Nodes that read x and make y, and constants for them."""
+    return f"""g ({inputs}) => ({outputs})
+    <int64[2] square = {{16, 16}}, int64[1] flat = {{256}}, int64[1] first = {{0}},
+     int64[1] wide = {{2560}}, float[256] w = {ZEROS}, int64[256] places = {ZEROS},
+     int64[0] none = {{}}> {{ {nodes} }}"""
 
 
-def test_in_place_for_the_last_reader() -> None:
-    found = timeline_of("""
-    g (float[256] x) => (float[256] y)
-    {
-        [a] a = Neg(x)
-        [b] b = Exp(a)
-        [r] r = Relu(a)
-        [s] s = Sigmoid(r)
-        [y] y = Add(s, b)
-    }""")
-    assert members(found, "a") == ["a", "r", "s"]
-    assert kib(found) == [1, 2, 2, 2, 3]
-
-
-def test_not_in_place_while_another_reader_follows() -> None:
-    found = timeline_of("""
-    g (float[256] x) => (float[256] y)
-    {
-        [a] a = Neg(x)
-        [r] r = Relu(a)
-        [b] b = Exp(a)
-        [y] y = Add(r, b)
-    }""")
-    assert members(found, "r") == ["r"]
-    assert kib(found) == [1, 2, 3, 3]
-
-
-def test_not_in_place_while_a_view_of_the_input_is_read_later() -> None:
-    found = timeline_of("""
-    g (float[256] x) => (float[256] y) <int64[2] square = {16, 16}, int64[1] flat = {256}>
-    {
-        [a] a = Neg(x)
-        [v] v = Reshape(a, square)
-        [r] r = Relu(a)
-        [b] b = Exp(v)
-        [c] c = Reshape(b, flat)
-        [y] y = Add(r, c)
-    }""")
-    assert members(found, "r") == ["r"]
-    assert life(found, "a") == (0, 4)
-
-
-def test_in_place_through_a_view() -> None:
-    found = timeline_of("""
-    g (float[256] x) => (float[16,16] y) <int64[2] square = {16, 16}>
-    {
-        [a] a = Neg(x)
-        [v] v = Reshape(a, square)
-        [r] r = Relu(v)
-        [y] y = Exp(r)
-    }""")
-    assert members(found, "a") == ["a", "v", "r"]
-    assert kib(found) == [1, 1, 1, 2]
-
-
-def test_never_over_an_input_or_a_weight() -> None:
-    found = timeline_of(
-        """
-    g (float[256] x) => (float[256] y) <float[256] w = WEIGHTS>
-    {
-        [r] r = Relu(x)
-        [s] s = Relu(w)
-        [y] y = Add(r, s)
-    }""".replace("WEIGHTS", ZEROS)
-    )
-    assert kib(found) == [1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("to", "shared", "bytes_of_c"), [(6, True, 1), (11, False, 2), (9, False, 0.25)]
+# By name: the graph, its buffers, and KiB step by step.
+RULES: dict[str, tuple[str, str, list[float]]] = {
+    # Rule 1: graph outputs. Relu works in place, but not into one.
+    "a graph output has a buffer of its own held to the end": (
+        graph("a = Neg(x) y = Relu(a) b = Neg(x) z = Neg(b)", "float[256] y, float[256] z"),
+        "a 0-2, y 1-4, b 2-4, z 3-4",
+        [1, 2, 2, 3],
+    ),
+    "a view that is a graph output is a copy": (
+        graph("a = Neg(x) y = Reshape(a, square) z = Exp(a)", "float[16,16] y, float[256] z"),
+        "a 0-3, y 1-3, z 2-3",
+        [1, 2, 3],
+    ),
+    "a graph output that is read on can be shared but not overwritten": (
+        graph(
+            "y = Neg(x) v = Reshape(y, square) r = Relu(v) z = Exp(r)",
+            "float[256] y, float[16,16] z",
+        ),
+        "y=v 0-4, r 2-4, z 3-4",
+        [1, 1, 2, 3],
+    ),
+    # Rule 2: views.
+    "views share and the buffer lives to the last reader of any member": (
+        graph("""a = Neg(x) v = Reshape(a, square) w0 = Unsqueeze(v, first) b = Exp(a) c = Neg(b)
+            s = ReduceSum<keepdims = 0>(w0) y = Add(c, s)"""),
+        "a=v=w0 0-6, b 3-5, c 4-7, s 5-7, y 6-7",
+        [1, 1, 1, 2, 3, 2 + SCALAR, 2 + SCALAR],
+    ),
+    "views of inputs and weights take nothing and are never overwritten": (
+        graph(
+            "v = Reshape(x, square) u = Reshape(w, square) r = Relu(v) y = Add(r, u)",
+            "float[16,16] y",
+        ),
+        "r 2-4, y 3-4",
+        [0, 0, 1, 2],
+    ),
+    # Rule 3: in place.
+    "in place for the last reader": (
+        graph("a = Neg(x) b = Exp(a) r = Relu(a) s = Sigmoid(r) y = Add(s, b)"),
+        "a=r=s 0-5, b 1-5, y 4-5",
+        [1, 2, 2, 2, 3],
+    ),
+    "not in place while another reader follows": (
+        graph("a = Neg(x) r = Relu(a) b = Exp(a) y = Add(r, b)"),
+        "a 0-3, r 1-4, b 2-4, y 3-4",
+        [1, 2, 3, 3],
+    ),
+    "not in place while a view of the input is read later": (
+        graph("""a = Neg(x) v = Reshape(a, square) r = Relu(a) b = Exp(v) c = Reshape(b, flat)
+            y = Add(r, c)"""),
+        "a=v 0-4, r 2-6, b=c 3-6, y 5-6",
+        [1, 1, 2, 3, 2, 3],
+    ),
+    "in place through a view": (
+        graph("a = Neg(x) v = Reshape(a, square) r = Relu(v) y = Exp(r)", "float[16,16] y"),
+        "a=v=r 0-4, y 3-4",
+        [1, 1, 1, 2],
+    ),
+    "never over an input or a weight": (
+        graph("r = Relu(x) s = Relu(w) y = Add(r, s)"),
+        "r 0-3, s 1-3, y 2-3",
+        [1, 2, 3],
+    ),
+    "in place of elements of equal size": (
+        graph("a = Neg(x) c = Cast<to = 6>(a) y = Cast<to = 1>(c)"),
+        "a=c 0-3, y 2-3",
+        [1, 1, 2],
+    ),
+    "not of twice the size": (
+        graph("a = Neg(x) c = Cast<to = 11>(a) y = Cast<to = 1>(c)"),
+        "a 0-2, c 1-3, y 2-3",
+        [1, 3, 3],
+    ),
+    "not of a quarter": (
+        graph("a = Neg(x) c = Cast<to = 9>(a) y = Cast<to = 1>(c)"),
+        "a 0-2, c 1-3, y 2-3",
+        [1, 1.25, 1.25],
+    ),
+    "over the first of two inputs": (
+        graph("a = Neg(x) b = Neg(x) s = ScatterElements(a, places, b) y = Add(s, b)"),
+        "a=s 0-4, b 1-4, y 3-4",
+        [1, 2, 2, 3],
+    ),
+    "an input in two slots is read twice and never overwritten": (
+        graph("a = Neg(x) b = Neg(x) s = ScatterElements(a, places, a) y = Add(s, b)"),
+        "a 0-3, b 1-4, s 2-4, y 3-4",
+        [1, 2, 3, 3],
+    ),
+    "a product of a tensor with itself is not in place": (
+        graph("a = Neg(x) m = Mul(a, a) y = Neg(m)"),
+        "a 0-2, m 1-3, y 2-3",
+        [1, 2, 2],
+    ),
+    "a softmax is in place": (
+        graph("a = Neg(x) s = Softmax<axis = 0>(a) y = Neg(s)"),
+        "a=s 0-3, y 2-3",
+        [1, 1, 2],
+    ),
+    # Rule 5: release.
+    "an unread output is held to the end": (
+        graph(
+            "p, unread = Split<axis = 0, num_outputs = 2>(x) b = Neg(p) c = Neg(b) y = Neg(c)",
+            "float[1,256] y",
+            "float[2,256] x",
+        ),
+        "p 0-2, unread 0-4, b 1-3, c 2-4, y 3-4",
+        [2, 3, 3, 3],
+    ),
+    "a buffer is released after the step of its last reader": (
+        graph("a = Neg(x) b = Exp(a) y = Neg(a) z = Neg(b)", "float[256] y, float[256] z"),
+        "a 0-3, b 1-4, y 2-4, z 3-4",
+        [1, 2, 3, 3],
+    ),
+    # Behind a fence, memplan knows it, and the runtime only when it runs.
+    "what is known is taken over": (
+        graph(
+            "v = Neg(x) a = Exp(v) b = Relu(a) c = Exp(b) y = ReduceSum<keepdims = 0>(c)", "float y"
+        ),
+        "v 0-2, a=b 1-4, c 3-5, y 4-5",
+        [1, 2, 1, 2, 1 + SCALAR],
+    ),
+    "nothing is taken over where the runtime does not know the shape": (
+        graph(
+            """n = Size(x) axes = Mul(n, none) v = Unsqueeze(x, axes) a = Exp(v) b = Relu(a)
+            c = Exp(b) y = ReduceSum<keepdims = 0>(c)""",
+            "float y",
+        ),
+        "n 0-2, axes 1-3, a 3-5, b 4-6, c 5-7, y 6-7",
+        [0.0078125, 0.0078125, 0, 1, 2, 2, 1 + SCALAR],
+    ),
+}
+LONG = "a = Neg(x) b = Exp(a) c = Neg(b) d = Exp(c) y = Neg(d)"
+SUMMED = """a = Neg(x) s = ReduceSum<keepdims = 0>(a) big = Expand(s, wide)
+    t = ReduceSum<keepdims = 0>(big) c = Add(x, t) y = Neg(c)"""
+SQUARED = (
+    "a = Neg(x) t = ReduceSum<keepdims = 0>(a) c = Expand(t, {0}) y = ReduceSum<keepdims = 0>(c)"
 )
-def test_in_place_needs_elements_of_equal_size(to: int, shared: bool, bytes_of_c: float) -> None:
-    found = timeline_of(f"""
-    g (float[256] x) => (float[256] y)
-    {{
-        [a] a = Neg(x)
-        [cast] c = Cast<to = {to}>(a)
-        [y] y = Cast<to = 1>(c)
-    }}""")
-    assert (members(found, "a") == ["a", "c"]) is shared
-    assert kib(found) == [1, 1 if shared else 1 + bytes_of_c, bytes_of_c + 1]
+# Rule 4: where freed buffers are reused. The price is a buffer that is kept from one tensor's death
+# to another's birth.
+REUSED: dict[str, tuple[str, str, list[float]]] = {
+    "a freed buffer is taken over and lives on": (
+        graph(LONG),
+        "a=c 0-4, b=d 1-5, y 4-5",
+        [1, 2, 2, 2, 2],
+    ),
+    # Of the scalars each has its own buffer: rank 0 is never reused.
+    "reuse keeps a dead buffer over the gap": (
+        graph(SUMMED),
+        "a=c 0-6, s 1-3, big 2-4, t 3-5, y 5-6",
+        [1, 1 + SCALAR, 11 + SCALAR, 11 + SCALAR, 1 + SCALAR, 2],
+    ),
+    "the most recently freed buffer is taken": (
+        graph(
+            """a = Neg(x) b = Neg(z) w0 = Exp(a) y = Exp(b) c = Neg(x) d = Neg(c) e = Add(c, d)
+            s = ReduceSum<keepdims = 0>(e) t = Neg(s)""",
+            "float[256] y, float[256] w0",
+            "float[256] x, float[256] z",
+        ),
+        "a=d 0-7, b=c 1-7, w0 2-9, y 3-9, e 6-8, s 7-9, t 8-9",
+        [1, 2, 3, 4, 4, 4, 5, 3 + SCALAR, 2.0078125],
+    ),
+    "other dimensions are not reused though the bytes are equal": (
+        graph(SQUARED.format("square"), "float y"),
+        "a 0-2, t 1-3, c 2-4, y 3-4",
+        [1, 1 + SCALAR, 1 + SCALAR, 1 + SCALAR],
+    ),
+    "the same dimensions are": (
+        graph(SQUARED.format("flat"), "float y"),
+        "a=c 0-4, t 1-3, y 3-4",
+        [1, 1 + SCALAR, 1 + SCALAR, 1 + SCALAR],
+    ),
+    # It is free for the next tensor at once, but takes nothing over itself.
+    "what nobody reads takes no freed buffer": (
+        graph(
+            """p, free, q = Split<axis = 0, num_outputs = 3>(x) r = Neg(p)
+            s, unread = Split<axis = 0, num_outputs = 2>(z) t = Neg(s) y = Add(r, t)""",
+            "float[1,256] y",
+            "float[3,256] x, float[2,256] z",
+        ),
+        "p=s 0-4, free 0-5, q=r 0-5, unread=t 2-5, y 4-5",
+        [3, 3, 4, 4, 4],
+    ),
+    "nor where the runtime does not know the shape": (
+        graph(
+            """n = Size(x) axes = Mul(n, none) v = Unsqueeze(x, axes) a = Exp(v) b = Relu(a)
+            c = Exp(b) y = ReduceSum<keepdims = 0>(c)""",
+            "float y",
+        ),
+        "n 0-2, axes 1-3, a 3-5, b 4-6, c 5-7, y 6-7",
+        [0.0078125, 0.0078125, 0, 1, 2, 2, 1 + SCALAR],
+    ),
+}
 
 
-def test_an_input_in_two_slots_is_read_twice_and_never_overwritten() -> None:
-    text = """
-    g (float[256] x) => (float[256] y) <int64[256] places = WEIGHTS>
-    {
-        [a] a = Neg(x)
-        [b] b = Neg(x)
-        [scatter] s = ScatterElements(a, places, UPDATES)
-        [y] y = Add(s, b)
-    }""".replace("WEIGHTS", ZEROS)
-    once = timeline_of(text.replace("UPDATES", "b"))
-    twice = timeline_of(text.replace("UPDATES", "a"))
-    assert members(once, "s") == ["a", "s"]
-    assert members(twice, "s") == ["s"]
-    assert kib(once) == [1, 2, 2, 3]
-    assert kib(twice) == [1, 2, 3, 3]
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule(name: str) -> None:
+    text, buffers, nbytes = RULES[name]
+    found = timeline_of(text)
+    assert (drawn(found), kib(found)) == (buffers, nbytes)
 
 
-def test_a_product_of_a_tensor_with_itself_is_not_in_place() -> None:
-    found = timeline_of("""
-    g (float[256] x) => (float[256] y)
-    {
-        [a] a = Neg(x)
-        [m] m = Mul(a, a)
-        [y] y = Neg(m)
-    }""")
-    assert life(found, "a") == (0, 2)
-    assert kib(found) == [1, 2, 2]
+@pytest.mark.parametrize("name", REUSED)
+def test_a_rule_of_reuse(name: str) -> None:
+    text, buffers, nbytes = REUSED[name]
+    found = timeline_of(text, REUSING)
+    assert (drawn(found), kib(found)) == (buffers, nbytes)
 
 
 def test_providers_differ_in_what_works_in_place() -> None:
-    text = """
-    g (float[256] x) => (float[256] y)
-    {
-        [a] a = Neg(x)
-        [s] s = Softmax<axis = 0>(a)
-        [y] y = Neg(s)
-    }"""
-    cuda = SessionKind("tuned", "cuda", priority_order=True, reuse=False)
-    assert kib(timeline_of(text)) == [1, 1, 2]
-    assert kib(timeline_of(text, cuda)) == [1, 2, 2]
+    assert kib(timeline_of(RULES["a softmax is in place"][0], CUDA)) == [1, 2, 2]
 
 
-# Rule 4: reuse of freed buffers.
-
-REUSE = """
-g (float[256] x) => (float[256] y)
-{
-    [a] a = Neg(x)
-    [b] b = Exp(a)
-    [c] c = Neg(b)
-    [d] d = Exp(c)
-    [y] y = Neg(d)
-}"""
-
-
-def test_a_freed_buffer_is_taken_over_and_lives_on() -> None:
-    tuned, reusing = timeline_of(REUSE), timeline_of(REUSE, REUSING)
-    assert [len(b.members) for b in tuned.allocation.buffers] == [1, 1, 1, 1, 1]
-    assert members(reusing, "a") == ["a", "c"]
-    assert members(reusing, "b") == ["b", "d"]
-    # The price: a's buffer is kept from a's death to c's birth, and to c's last reader.
-    assert life(reusing, "a") == (0, 4)
-    assert life(reusing, "b") == (1, 5)
-    assert kib(tuned) == [1, 2, 2, 2, 2]
-    assert kib(reusing) == [1, 2, 2, 2, 2]
-
-
-def test_reuse_keeps_a_dead_buffer_over_the_gap() -> None:
-    text = """
-    g (float[256] x) => (float[256] y)
-    {
-        [a] a = Neg(x)
-        [b] s = ReduceSum<keepdims = 0>(a)
-        [big] big = Expand(s, wide)
-        [small] t = ReduceSum<keepdims = 0>(big)
-        [c] c = Add(x, t)
-        [y] y = Neg(c)
-    }""".replace("float[256] y)", "float[256] y) <int64[1] wide = {2560}>")
-    scalar = 4 / KIB
-    assert kib(timeline_of(text)) == [1, 1 + scalar, 10 + scalar, 10 + scalar, 1 + scalar, 2]
-    assert members(timeline_of(text, REUSING), "t") == ["t"]
-    # Of the scalars each has its own buffer: rank 0 is never reused.
-    assert kib(timeline_of(text, REUSING)) == [
+def test_without_reuse_there_is_no_gap() -> None:
+    assert kib(timeline_of(graph(LONG))) == [1, 2, 2, 2, 2]
+    assert kib(timeline_of(graph(SUMMED))) == [
         1,
-        1 + scalar,
-        11 + scalar,
-        11 + scalar,
-        1 + scalar,
+        1 + SCALAR,
+        10 + SCALAR,
+        10 + SCALAR,
+        1 + SCALAR,
         2,
     ]
-
-
-def test_the_most_recently_freed_buffer_is_taken() -> None:
-    found = timeline_of(
-        """
-    g (float[256] x, float[256] z) => (float[256] y, float[256] w)
-    {
-        [a] a = Neg(x)
-        [b] b = Neg(z)
-        [after_a] w = Exp(a)
-        [after_b] y = Exp(b)
-        [c] c = Neg(x)
-        [d] d = Neg(c)
-        [e] e = Add(c, d)
-        [s] s = ReduceSum<keepdims = 0>(e)
-        [t] t = Neg(s)
-    }""",
-        REUSING,
-    )
-    assert members(found, "c") == ["b", "c"]
-    assert members(found, "d") == ["a", "d"]
-
-
-def test_other_dimensions_are_not_reused_though_the_bytes_are_equal() -> None:
-    text = """
-    g (float[256] x) => (float y) <int64[2] square = {16, 16}>
-    {
-        [a] a = Neg(x)
-        [t] t = ReduceSum<keepdims = 0>(a)
-        [c] c = Expand(t, square)
-        [y] y = ReduceSum<keepdims = 0>(c)
-    }"""
-    assert members(timeline_of(text, REUSING), "c") == ["c"]
-    same = text.replace("int64[2] square = {16, 16}", "int64[1] square = {256}")
-    assert members(timeline_of(same, REUSING), "c") == ["a", "c"]
-
-
-def test_what_nobody_reads_takes_no_freed_buffer() -> None:
-    found = timeline_of(
-        """
-    g (float[3,256] x, float[2,256] z) => (float[1,256] y)
-    {
-        [split] p, free, q = Split<axis = 0, num_outputs = 3>(x)
-        [r] r = Neg(p)
-        [again] s, unread = Split<axis = 0, num_outputs = 2>(z)
-        [t] t = Neg(s)
-        [y] y = Add(r, t)
-    }""",
-        REUSING,
-    )
-    assert members(found, "s") == ["p", "s"]
-    # What nobody reads is free for the next tensor at once, but takes nothing over itself.
-    assert members(found, "q") == ["q", "r"]
-    assert members(found, "free") == ["free"]
-    assert members(found, "unread") == ["unread", "t"]
-
-
-# Rule 5: release.
-
-
-def test_an_unread_output_is_held_to_the_end() -> None:
-    found = timeline_of("""
-    g (float[2,256] x) => (float[1,256] y)
-    {
-        [split] p, unread = Split<axis = 0, num_outputs = 2>(x)
-        [b] b = Neg(p)
-        [c] c = Neg(b)
-        [y] y = Neg(c)
-    }""")
-    assert life(found, "unread") == (0, 4)
-    assert life(found, "p") == (0, 2)
-    assert kib(found) == [2, 3, 3, 3]
-
-
-def test_a_buffer_is_released_after_the_step_of_its_last_reader() -> None:
-    found = timeline_of("""
-    g (float[256] x) => (float[256] y, float[256] z)
-    {
-        [a] a = Neg(x)
-        [b] b = Exp(a)
-        [y] y = Neg(a)
-        [z] z = Neg(b)
-    }""")
-    assert life(found, "a") == (0, 3)
-    assert life(found, "b") == (1, 4)
-    assert kib(found) == [1, 2, 3, 3]
 
 
 def test_workspace_is_counted_beside_the_tensors() -> None:
@@ -515,22 +382,3 @@ def test_bodies_are_simulated_once_however_deep_they_nest(monkeypatch: pytest.Mo
     timeline = timeline_of(nested(12))
     assert len(simulated) == 1 + 2 * 12
     assert timeline.dynamic_peak_bytes == 13 * KIB  # at the innermost branch: all outputs around it
-
-
-def test_nothing_is_taken_over_where_the_runtime_does_not_know_the_shape() -> None:
-    """Behind a fence, memplan knows it, and the runtime only when it runs."""
-    text = """
-    g (float[256] x) => (float y) <int64[0] none = {{}}>
-    {{
-        [n] n = Size(x)
-        [axes] axes = Mul(n, none)
-        [v] v = {0}
-        [a] a = Exp(v)
-        [b] b = Relu(a)
-        [c] c = Exp(b)
-        [y] y = ReduceSum<keepdims = 0>(c)
-    }}"""
-    hidden, known = (text.format(op) for op in ("Unsqueeze(x, axes)", "Neg(x)"))
-    assert members(timeline_of(known), "b") == ["a", "b"]
-    assert members(timeline_of(hidden), "b") == ["b"]
-    assert members(timeline_of(hidden, REUSING), "c") == ["c"]

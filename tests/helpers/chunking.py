@@ -10,7 +10,11 @@ import onnx
 
 import memplan
 from helpers.graphs import TUNED, open_text, parse, tensor
+from memplan.ir.graph import Graph
+from memplan.ops.cost import flops
 from memplan.passes.change import facts_of
+from memplan.passes.chunk.choose_chunks import ChunkRegions
+from memplan.passes.chunk.chunk_layers import ChunkLayers
 from memplan.passes.chunk.chunk_state import State, chunked, state_of
 from memplan.passes.chunk.region import Region, grow
 from memplan.passes.prune import Prune
@@ -161,3 +165,17 @@ def layered(depth: int = 4, rows: int = 2048, width: int = 8) -> onnx.ModelProto
         [sum] sum = ReduceSum <keepdims: int = 0>(on)  [loss] loss = Div(sum, count)
     }}"""
     return memplan.gradients(parse(text), "loss", weights)
+
+
+def products(graph: Graph) -> float:
+    """FLOPs of all products."""
+    return sum(flops(graph, node) for node in graph.nodes if node.op in ("MatMul", "Gemm"))
+
+
+def by_pass(
+    chunks: ChunkRegions | ChunkLayers, text: str | onnx.ModelProto
+) -> tuple[State, State, str]:
+    """Before, after, and what was done."""
+    state = state_from(text)
+    found = chunks.apply(state.model, state.timeline)
+    return state, state_of(found.model, simulate(found.model.graph, TUNED)), found.note

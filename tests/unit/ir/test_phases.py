@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -69,31 +70,63 @@ def named(model: OpenModel, tensors: frozenset[int]) -> set[str]:
     return {model.graph.tensors[t].name for t in tensors}
 
 
-def test_mlp_with_mean_squared_error() -> None:
-    model = open_text(mlp(GRADIENTS))
-    check(model, forward="fc1 relu fc2", loss="diff square mean", backward=MLP_BACKWARD)
-    assert model.phases.loss == tensor(model.graph, "loss").id
-    assert named(model, model.phases.parameters) == {"w1", "w2"}
-    assert model.phases.state == frozenset()
-    assert count_phases(model.phases) == {
-        Phase.FORWARD: 3,
-        Phase.LOSS: 3,
-        Phase.BACKWARD: 10,
-        Phase.UPDATE: 0,
-    }
-
-
-def test_what_only_serves_the_backward_but_runs_early_is_forward_work() -> None:
-    early = mlp(GRADIENTS).replace(
-        "[fc2] p =", "[early] ht2 = Transpose<perm = [1, 0]>(h)\n[fc2] p ="
-    )
-    model = open_text(early.replace("MatMul(ht, g)", "MatMul(ht2, g)").replace("[h_t]", "[unused]"))
-    assert model.phases.of[2] is Phase.FORWARD
-    assert model.graph.nodes[2].name == "early"
-
-
-def test_cross_entropy_over_log_softmax() -> None:
-    model = open_text("""
+MEAN = "[mean] loss = ReduceMean<keepdims = 0>(s)"
+MOMENTUM = mlp(
+    ", float[4,16] w1_new, float[4,16] v1_new, float[16,2] w2_grad",
+    """
+    [decay] mv = Mul(mu, v1)
+    [velocity] v1_new = Add(mv, w1_grad)
+    [step] lv = Mul(lr, v1_new)
+    [apply] w1_new = Sub(w1, lv)
+    """,
+    ", float[4,16] v1",
+)
+SGD = mlp(
+    ", float[4,16] w1_new, float[16,2] w2_new",
+    """
+    [step1] s1 = Mul(lr, w1_grad)
+    [apply1] w1_new = Sub(w1, s1)
+    [step2] s2 = Mul(lr, w2_grad)
+    [apply2] w2_new = Sub(w2, s2)
+    """,
+)
+ADAMW_NODES = """
+    [tick] t_new = Add(t, one)
+    [m_decay] m_old = Mul(m1, mu)
+    [m_part] m_in = Mul(w1_grad, lr)
+    [m_add] m1_new = Add(m_old, m_in)
+    [v_decay] v_old = Mul(v1, mu)
+    [square_grad] g2 = Mul(w1_grad, w1_grad)
+    [v_part] v_in = Mul(g2, lr)
+    [v_add] v1_new = Add(v_old, v_in)
+    [correction] c = Pow(mu, t_new)
+    [m_hat] mh = Div(m1_new, c)
+    [root] r = Sqrt(v1_new)
+    [ratio] q = Div(mh, r)
+    [weight_decay] wd = Mul(w1, lr)
+    [decayed] w_less = Sub(w1, wd)
+    [apply] w1_new = Sub(w_less, q)
+    """
+ADAMW_UPDATE = " ".join(re.findall(r"\[(\w+)\]", ADAMW_NODES))
+ADAMW = mlp(
+    ", float[4,16] w1_new, float[4,16] m1_new, float[4,16] v1_new, float t_new,"
+    " float[16,2] w2_grad",
+    ADAMW_NODES,
+    ", float[4,16] m1, float[4,16] v1, float t",
+).replace(CONSTANTS, CONSTANTS + ", float one = {1}")
+METRICS = """
+        [top] best = ArgMax<axis = 1>(p)  [hit] hits = Cast<to = 1>(best)
+        [mean_hit] accuracy = ReduceMean<keepdims = 0>(hits)
+        [size] sparsity = ReduceSum<keepdims = 0>(h)
+        [norm] norm = ReduceL2<keepdims = 0>(w2_grad)
+    """
+MLP_PHASES = {"forward": "fc1 relu fc2", "loss": "diff square mean", "backward": MLP_BACKWARD}
+# By name: a step, the nodes of its phases in file order (phases left out are empty), what is
+# trained, and its state.
+STEPS: dict[str, tuple[str, dict[str, str], str, str]] = {
+    "mean squared error": (mlp(GRADIENTS), MLP_PHASES, "w1 w2", ""),
+    "cross entropy over a log softmax": (
+        """
     g (float[8,4] x, float[8,3] onehot, float[4,3] w, float[3] b)
         => (float loss, float[4,3] w_grad, float[3] b_grad)
         <float minus = {-0.125}, int64[1] zero = {0}>
@@ -108,13 +141,171 @@ def test_cross_entropy_over_log_softmax() -> None:
         [dz] dz = Mul(r, minus)
         [db] b_grad = ReduceSum<keepdims = 0>(dz, zero)
         [dw] w_grad = Gemm<transA = 1>(x, dz)
-    }""")
-    check(
-        model,
-        forward="fc",
-        loss="log_softmax pick sum loss",
-        backward="softmax error dz db dw",
+    }""",
+        {
+            "forward": "fc",
+            "loss": "log_softmax pick sum loss",
+            "backward": "softmax error dz db dw",
+        },
+        "w b",
+        "",
+    ),
+    "momentum": (MOMENTUM, {**MLP_PHASES, "update": "decay velocity step apply"}, "w1 w2", "v1"),
+    # The mean is made last, the decay before it: an update all the same.
+    "momentum that a rewritten file scales before its loss": (
+        MOMENTUM.replace(MEAN, "").replace("[velocity]", f"{MEAN} [velocity]"),
+        {**MLP_PHASES, "update": "decay velocity step apply"},
+        "w1 w2",
+        "v1",
+    ),
+    "plain SGD scales a gradient in the update": (
+        SGD,
+        {**MLP_PHASES, "update": "step1 apply1 step2 apply2"},
+        "w1 w2",
+        "",
+    ),
+    "AdamW with a step counter": (
+        ADAMW,
+        {**MLP_PHASES, "update": ADAMW_UPDATE},
+        "w1 w2",
+        "m1 v1 t",
+    ),
+    "running statistics of a batch normalization": (
+        """
+    g (float[8,4] x, float[4] gamma, float[4] run_mean)
+        => (float loss, float[4] gamma_grad, float[4] run_mean_new)
+        <float keep = {0.9}, float take = {0.1}, int64[1] batch = {0}, float scale = {0.03}>
+    {
+        [batch_mean] mean = ReduceMean<keepdims = 0>(x, batch)
+        [renew_old] old = Mul(run_mean, keep)
+        [renew_in] part = Mul(mean, take)
+        [renew] run_mean_new = Add(old, part)
+        [center] c = Sub(x, mean)
+        [affine] n = Mul(c, gamma)
+        [square] s = Mul(n, n)
+        [loss] loss = ReduceMean<keepdims = 0>(s)
+        [head] g = Mul(n, scale)
+        [times] gc = Mul(g, c)
+        [dgamma] gamma_grad = ReduceSum<keepdims = 0>(gc, batch)
+    }""",
+        {
+            "forward": "batch_mean center affine",
+            "loss": "square loss",
+            "backward": "head times dgamma",
+            "update": "renew_old renew_in renew",
+        },
+        "gamma",
+        "run_mean",
+    ),
+    "tied weights read through a transpose end the forward there": (
+        """
+    g (int64[8] ids, float[8,5] onehot, float[5,4] table)
+        => (float loss, float[5,4] table_grad) <float scale = {0.1}>
+    {
+        [embed] e = Gather(table, ids)
+        [act] h = Tanh(e)
+        [tied] tt = Transpose<perm = [1, 0]>(table)
+        [logits] z = MatMul(h, tt)
+        [diff] d = Sub(z, onehot)
+        [square] s = Mul(d, d)
+        [loss] loss = ReduceMean<keepdims = 0>(s)
+        [head] g = Mul(d, scale)
+        [g_t] gt = Transpose<perm = [1, 0]>(g)
+        [dw] table_grad = MatMul(gt, h)
+    }""",
+        {"forward": "embed act tied logits", "loss": "diff square loss", "backward": "head g_t dw"},
+        "table",
+        "",
+    ),
+    "a forward graph with a loss": (
+        f"""
+    g (float[8,4] x, float[8,2] y, float[4,16] w1, float[16,2] w2) => (float loss)
+    {{ {FORWARD} {MSE} }}""",
+        {"forward": "fc1 relu fc2", "loss": "diff square mean"},
+        "w1 w2",
+        "",
+    ),
+    "a forward graph without a loss": (
+        f"""
+    g (float[8,4] x, float[4,16] w1, float[16,2] w2) => (float[8,2] p) {{ {FORWARD} }}""",
+        {"forward": "fc1 relu fc2"},
+        "w1 w2",
+        "",
+    ),
+    "a forward graph whose output has the shape of an input": (
+        """
+    g (float[8,4] x, float[1,8,16] h0, float[4,16] w1, float[16,2] w2)
+        => (float[8,2] p, float[1,8,16] h1) <int64[1] first = {0}>
+    {
+        [fc1] a = MatMul(x, w1)
+        [squeeze] s = Squeeze(h0, first)
+        [cell] h = Add(a, s)
+        [head] p = MatMul(h, w2)
+        [state] h1 = Unsqueeze(h, first)
+    }""",
+        {"forward": "fc1 squeeze cell head state"},
+        "w1 w2",
+        "",
+    ),
+    "YieldOp divides forward and backward": (
+        """
+    g (float[8,4] x, float[4,16] w, float[16] m) => (float[4,16] w_grad, float[16] m_new)
+      <float zero = {0}, float keep = {0.9}, float take = {0.1}, int64[1] batch = {0},
+       float[8,16] dh>
+    {
+        [fc] a = MatMul(x, w)
+        [relu] h = Relu(a)
+        [boundary] dh = com.microsoft.YieldOp(h)
+        [mask] m = Greater(a, zero)
+        [mask_f] mf = Cast<to = 1>(m)
+        [relu_dx] da = Mul(dh, mf)
+        [dw] w_grad = Gemm<transA = 1>(x, da)
+        [average] mean = ReduceMean<keepdims = 0>(h, batch)
+        [part] part = Mul(mean, take)
+        [old] old = Mul(m, keep)
+        [renew] m_new = Add(old, part)
+    }""",
+        {
+            "forward": "fc relu boundary",
+            "backward": "mask mask_f relu_dx dw",
+            "update": "average part old renew",
+        },
+        "w",
+        "m",
+    ),
+    # They make no gradients; a norm of gradients is backward work.
+    "metrics of predictions are forward work": (
+        mlp(f"{GRADIENTS}, float accuracy, float sparsity, float norm", METRICS),
+        {
+            "forward": "fc1 relu fc2 top hit mean_hit size",
+            "loss": "diff square mean",
+            "backward": f"{MLP_BACKWARD} norm",
+        },
+        "w1 w2",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_phases_of_a_step(name: str) -> None:
+    text, phases, parameters, state = STEPS[name]
+    model = open_text(text)
+    check(model, **phases)
+    assert named(model, model.phases.parameters) == set(parameters.split())
+    assert named(model, model.phases.state) == set(state.split())
+    loss = model.graph.tensor_named("loss")
+    assert model.phases.loss == (loss.id if loss is not None else None)
+    assert count_phases(model.phases)[Phase.FORWARD] == len(phases["forward"].split())
+
+
+def test_what_only_serves_the_backward_but_runs_early_is_forward_work() -> None:
+    early = mlp(GRADIENTS).replace(
+        "[fc2] p =", "[early] ht2 = Transpose<perm = [1, 0]>(h)\n[fc2] p ="
     )
+    model = open_text(early.replace("MatMul(ht, g)", "MatMul(ht2, g)").replace("[h_t]", "[unused]"))
+    assert model.phases.of[2] is Phase.FORWARD
+    assert model.graph.nodes[2].name == "early"
 
 
 def test_cross_entropy_as_one_operator_is_inlined_into_the_loss() -> None:
@@ -138,61 +329,6 @@ def test_cross_entropy_as_one_operator_is_inlined_into_the_loss() -> None:
     assert [name for name, phase in by_name.items() if phase != "loss"] == copies
 
 
-MOMENTUM = mlp(
-    ", float[4,16] w1_new, float[4,16] v1_new, float[16,2] w2_grad",
-    """
-    [decay] mv = Mul(mu, v1)
-    [velocity] v1_new = Add(mv, w1_grad)
-    [step] lv = Mul(lr, v1_new)
-    [apply] w1_new = Sub(w1, lv)
-    """,
-    ", float[4,16] v1",
-)
-
-
-def check_momentum(model: OpenModel) -> None:
-    check(
-        model,
-        forward="fc1 relu fc2",
-        loss="diff square mean",
-        backward=MLP_BACKWARD,
-        update="decay velocity step apply",
-    )
-
-
-def test_momentum_update() -> None:
-    model = open_text(MOMENTUM)
-    check_momentum(model)
-    assert named(model, model.phases.parameters) == {"w1", "w2"}
-    assert named(model, model.phases.state) == {"v1"}
-
-
-def test_momentum_that_a_rewritten_file_scales_before_its_loss() -> None:
-    """The mean is made last, the decay before it: an update all the same."""
-    loss = "[mean] loss = ReduceMean<keepdims = 0>(s)"
-    assert loss in MOMENTUM
-    model = open_text(MOMENTUM.replace(loss, "").replace("[velocity]", f"{loss} [velocity]"))
-    check_momentum(model)
-
-
-def test_plain_sgd_scales_a_gradient_in_the_update() -> None:
-    more = """
-    [step1] s1 = Mul(lr, w1_grad)
-    [apply1] w1_new = Sub(w1, s1)
-    [step2] s2 = Mul(lr, w2_grad)
-    [apply2] w2_new = Sub(w2, s2)
-    """
-    model = open_text(mlp(", float[4,16] w1_new, float[16,2] w2_new", more))
-    check(
-        model,
-        forward="fc1 relu fc2",
-        loss="diff square mean",
-        backward=MLP_BACKWARD,
-        update="step1 apply1 step2 apply2",
-    )
-    assert model.phases.state == frozenset()
-
-
 def test_gradients_added_up_are_backward_also_before_an_update() -> None:
     more = """
     [aside] b = MatMul(p, w2t)
@@ -205,96 +341,6 @@ def test_gradients_added_up_are_backward_also_before_an_update() -> None:
     phase = {n.name: str(model.phases.of[n.id]) for n in model.graph.nodes}
     assert phase["total"] == "backward"
     assert phase["step"] == phase["apply"] == "update"
-
-
-def test_adamw_update_with_a_step_counter() -> None:
-    more = """
-    [tick] t_new = Add(t, one)
-    [m_decay] m_old = Mul(m1, mu)
-    [m_part] m_in = Mul(w1_grad, lr)
-    [m_add] m1_new = Add(m_old, m_in)
-    [v_decay] v_old = Mul(v1, mu)
-    [square_grad] g2 = Mul(w1_grad, w1_grad)
-    [v_part] v_in = Mul(g2, lr)
-    [v_add] v1_new = Add(v_old, v_in)
-    [correction] c = Pow(mu, t_new)
-    [m_hat] mh = Div(m1_new, c)
-    [root] r = Sqrt(v1_new)
-    [ratio] q = Div(mh, r)
-    [weight_decay] wd = Mul(w1, lr)
-    [decayed] w_less = Sub(w1, wd)
-    [apply] w1_new = Sub(w_less, q)
-    """
-    outputs = (
-        ", float[4,16] w1_new, float[4,16] m1_new, float[4,16] v1_new, float t_new,"
-        " float[16,2] w2_grad"
-    )
-    text = mlp(outputs, more, ", float[4,16] m1, float[4,16] v1, float t")
-    model = open_text(text.replace(CONSTANTS, CONSTANTS + ", float one = {1}"))
-    check(
-        model,
-        forward="fc1 relu fc2",
-        loss="diff square mean",
-        backward=MLP_BACKWARD,
-        update="tick m_decay m_part m_add v_decay square_grad v_part v_add correction m_hat root "
-        "ratio weight_decay decayed apply",
-    )
-    assert named(model, model.phases.parameters) == {"w1", "w2"}
-    assert named(model, model.phases.state) == {"m1", "v1", "t"}
-
-
-def test_batch_norm_running_statistics_are_update() -> None:
-    model = open_text("""
-    g (float[8,4] x, float[4] gamma, float[4] run_mean)
-        => (float loss, float[4] gamma_grad, float[4] run_mean_new)
-        <float keep = {0.9}, float take = {0.1}, int64[1] batch = {0}, float scale = {0.03}>
-    {
-        [batch_mean] mean = ReduceMean<keepdims = 0>(x, batch)
-        [renew_old] old = Mul(run_mean, keep)
-        [renew_in] part = Mul(mean, take)
-        [renew] run_mean_new = Add(old, part)
-        [center] c = Sub(x, mean)
-        [affine] n = Mul(c, gamma)
-        [square] s = Mul(n, n)
-        [loss] loss = ReduceMean<keepdims = 0>(s)
-        [head] g = Mul(n, scale)
-        [times] gc = Mul(g, c)
-        [dgamma] gamma_grad = ReduceSum<keepdims = 0>(gc, batch)
-    }""")
-    check(
-        model,
-        forward="batch_mean center affine",
-        loss="square loss",
-        backward="head times dgamma",
-        update="renew_old renew_in renew",
-    )
-    assert named(model, model.phases.parameters) == {"gamma"}
-    assert named(model, model.phases.state) == {"run_mean"}
-
-
-def test_tied_weights_read_through_a_transpose_end_the_forward_there() -> None:
-    model = open_text("""
-    g (int64[8] ids, float[8,5] onehot, float[5,4] table)
-        => (float loss, float[5,4] table_grad) <float scale = {0.1}>
-    {
-        [embed] e = Gather(table, ids)
-        [act] h = Tanh(e)
-        [tied] tt = Transpose<perm = [1, 0]>(table)
-        [logits] z = MatMul(h, tt)
-        [diff] d = Sub(z, onehot)
-        [square] s = Mul(d, d)
-        [loss] loss = ReduceMean<keepdims = 0>(s)
-        [head] g = Mul(d, scale)
-        [g_t] gt = Transpose<perm = [1, 0]>(g)
-        [dw] table_grad = MatMul(gt, h)
-    }""")
-    check(
-        model,
-        forward="embed act tied logits",
-        loss="diff square loss",
-        backward="head g_t dw",
-    )
-    assert named(model, model.phases.parameters) == {"table"}
 
 
 @pytest.mark.parametrize(
@@ -350,65 +396,6 @@ def test_two_parameters_of_one_shape_are_paired_in_order() -> None:
     }
 
 
-def test_forward_graph_with_a_loss() -> None:
-    model = open_text(f"""
-    g (float[8,4] x, float[8,2] y, float[4,16] w1, float[16,2] w2) => (float loss)
-    {{ {FORWARD} {MSE} }}""")
-    check(model, forward="fc1 relu fc2", loss="diff square mean")
-    assert named(model, model.phases.parameters) == {"w1", "w2"}
-
-
-def test_forward_graph_without_a_loss() -> None:
-    model = open_text(f"""
-    g (float[8,4] x, float[4,16] w1, float[16,2] w2) => (float[8,2] p) {{ {FORWARD} }}""")
-    check(model, forward="fc1 relu fc2")
-    assert model.phases.loss is None
-    assert named(model, model.phases.parameters) == {"w1", "w2"}
-
-
-def test_forward_graph_whose_output_has_the_shape_of_an_input() -> None:
-    model = open_text("""
-    g (float[8,4] x, float[1,8,16] h0, float[4,16] w1, float[16,2] w2)
-        => (float[8,2] p, float[1,8,16] h1) <int64[1] first = {0}>
-    {
-        [fc1] a = MatMul(x, w1)
-        [squeeze] s = Squeeze(h0, first)
-        [cell] h = Add(a, s)
-        [head] p = MatMul(h, w2)
-        [state] h1 = Unsqueeze(h, first)
-    }""")
-    check(model, forward="fc1 squeeze cell head state")
-    assert named(model, model.phases.parameters) == {"w1", "w2"}
-
-
-def test_yield_op_divides_forward_and_backward() -> None:
-    model = open_text("""
-    g (float[8,4] x, float[4,16] w, float[16] m) => (float[4,16] w_grad, float[16] m_new)
-      <float zero = {0}, float keep = {0.9}, float take = {0.1}, int64[1] batch = {0},
-       float[8,16] dh>
-    {
-        [fc] a = MatMul(x, w)
-        [relu] h = Relu(a)
-        [boundary] dh = com.microsoft.YieldOp(h)
-        [mask] m = Greater(a, zero)
-        [mask_f] mf = Cast<to = 1>(m)
-        [relu_dx] da = Mul(dh, mf)
-        [dw] w_grad = Gemm<transA = 1>(x, da)
-        [average] mean = ReduceMean<keepdims = 0>(h, batch)
-        [part] part = Mul(mean, take)
-        [old] old = Mul(m, keep)
-        [renew] m_new = Add(old, part)
-    }""")
-    check(
-        model,
-        forward="fc relu boundary",
-        backward="mask mask_f relu_dx dw",
-        update="average part old renew",
-    )
-    assert model.phases.loss is None
-    assert named(model, model.phases.parameters) == {"w"}
-
-
 SCALARS = mlp(
     ", float accuracy, float cost" + GRADIENTS,
     "[wrong] wrong = Abs(d)\n[accuracy] accuracy = ReduceMax<keepdims = 0>(wrong)\n"
@@ -455,23 +442,6 @@ def test_an_unknown_loss_is_an_error_that_lists_the_outputs() -> None:
     with pytest.raises(UsageError, match="--loss p: the graph has no such output") as caught:
         open_text(mlp(GRADIENTS), loss="p")
     assert caught.value.hint == "outputs: loss, w1_grad, w2_grad"
-
-
-def test_metrics_of_predictions_are_forward_work() -> None:
-    """Not gradients and updates: they make none. A norm of gradients is backward work."""
-    metrics = """
-        [top] best = ArgMax<axis = 1>(p)  [hit] hits = Cast<to = 1>(best)
-        [mean_hit] accuracy = ReduceMean<keepdims = 0>(hits)
-        [size] sparsity = ReduceSum<keepdims = 0>(h)
-        [norm] norm = ReduceL2<keepdims = 0>(w2_grad)
-    """
-    outputs = f"{GRADIENTS}, float accuracy, float sparsity, float norm"
-    check(
-        open_text(mlp(outputs, metrics)),
-        forward="fc1 relu fc2 top hit mean_hit size",
-        loss="diff square mean",
-        backward=f"{MLP_BACKWARD} norm",
-    )
 
 
 def test_a_weight_that_only_a_body_reads_is_a_weight() -> None:

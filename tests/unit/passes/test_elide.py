@@ -16,7 +16,7 @@ from memplan.passes.manager import (
 from memplan.passes.no_ops import same_value
 from memplan.passes.prune import Prune
 from memplan.proto.metadata import CHECKPOINT_KEY
-from memplan.simulate.timeline import Timeline, simulate
+from memplan.simulate.timeline import simulate
 
 
 def one_node(node: str, constants: str = "", shape: str = "2, 3") -> str:
@@ -97,20 +97,6 @@ def test_what_a_body_or_a_mark_goes_by_stays() -> None:
     proto.graph.node[1].metadata_props.add(key="memplan.checkpoint", value="true")
     model = open_text(proto)
     assert not find_edits(model)
-
-
-def test_a_part_that_raises_the_peak_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    import memplan.passes.change as room
-
-    text = one_node("[n] b0 = Identity(a) [m] c = Exp(b0) [k] b = Identity(c)")
-    before = room.peak_did_not_rise
-
-    def dear(after: Timeline, than: Timeline) -> bool:
-        """As if it cost memory to take away 'n'."""
-        return before(after, than) and any(node.name == "n" for node in after.graph.nodes)
-
-    monkeypatch.setattr(room, "peak_did_not_rise", dear)
-    assert nodes(applied(text, Elide())) == "first n m last"
 
 
 def test_peaks_compare_with_workspace_first() -> None:

@@ -9,32 +9,17 @@ import onnx
 import pytest
 
 import memplan
-from helpers.chunking import ATTENTION, drawn, head, in_chunks, runs, state_from
+from helpers.chunking import ATTENTION, by_pass, drawn, head, in_chunks, products, runs, state_from
 from helpers.graphs import REUSING, TUNED, parse
 from helpers.proofs import proof
 from memplan.equivalence.prove import Side, prove, reference_side
 from memplan.errors import UsageError
-from memplan.ir.graph import Graph
-from memplan.ops.cost import flops
 from memplan.passes.chunk.asked import LAYERS, REGIONS, Asked, parse_chunks
 from memplan.passes.chunk.choose_chunks import ChunkRegions
-from memplan.passes.chunk.chunk_state import State, state_of
+from memplan.passes.chunk.chunk_state import state_of
 from memplan.simulate.timeline import simulate
 
 BIG = head(rows=2048, width=8, classes=512)
-
-
-def products(graph: Graph) -> float:
-    """FLOPs of all products."""
-    return sum(flops(graph, node) for node in graph.nodes if node.op in ("MatMul", "Gemm"))
-
-
-def chunked_by_pass(text: str, count: int = 0, budget: int = 0) -> tuple[State, State, str]:
-    """Before, after, and what was done."""
-    state = state_from(text)
-    found = ChunkRegions(count, budget).apply(state.model, state.timeline)
-    after = found.model
-    return state, state_of(after, simulate(after.graph, TUNED)), found.note
 
 
 @pytest.mark.parametrize(
@@ -59,7 +44,7 @@ def test_parse_refuses(text: str) -> None:
 
 
 def test_logits_in_chunks_lower_peak_and_floor_at_no_more_flops() -> None:
-    before, after, note = chunked_by_pass(BIG)
+    before, after, note = by_pass(ChunkRegions(), BIG)
     assert note == "the region of 'logits' in 8 chunks"
     assert after.peak_bytes < 0.4 * before.peak_bytes
     assert after.floor_bytes < 0.3 * before.floor_bytes
@@ -101,21 +86,21 @@ def test_results_are_those_of_the_whole(text: str, seed: str, count: int) -> Non
 
 
 def test_an_axis_that_does_not_divide_stays_whole() -> None:
-    before, after, note = chunked_by_pass(BIG, count=3)
+    before, after, note = by_pass(ChunkRegions(count=3), BIG)
     assert note == "no region saves anything"
     assert after.model is before.model
 
 
 def test_a_budget_that_holds_needs_no_chunks() -> None:
     state = state_from(BIG)
-    before, after, note = chunked_by_pass(BIG, budget=state.peak_bytes)
+    before, after, note = by_pass(ChunkRegions(budget_bytes=state.peak_bytes), BIG)
     assert note == "not needed: within the budget"
     assert after.model is before.model
 
 
 def test_a_budget_ends_the_search() -> None:
     state = state_from(BIG)
-    _, after, _ = chunked_by_pass(BIG, budget=state.peak_bytes // 2)
+    _, after, _ = by_pass(ChunkRegions(budget_bytes=state.peak_bytes // 2), BIG)
     assert after.peak_bytes <= state.peak_bytes // 2
 
 

@@ -9,35 +9,19 @@ import onnx
 import pytest
 
 import memplan
-from helpers.chunking import Array, drawn, layered, runs, state_from
-from helpers.graphs import TUNED, parse
+from helpers.chunking import Array, by_pass, drawn, layered, products, runs, state_from
+from helpers.graphs import parse
 from helpers.proofs import proof
-from memplan.ir.graph import Graph
-from memplan.ops.cost import flops
 from memplan.passes.change import facts_of
 from memplan.passes.chunk.chunk_candidates import seeds
 from memplan.passes.chunk.chunk_layers import ChunkLayers
-from memplan.passes.chunk.chunk_state import State, chunked, state_of
+from memplan.passes.chunk.chunk_state import State, chunked
 from memplan.passes.chunk.turn import Turn, turns
-from memplan.simulate.timeline import simulate
-
-
-def products(graph: Graph) -> float:
-    """FLOPs of all products."""
-    return sum(flops(graph, node) for node in graph.nodes if node.op in ("MatMul", "Gemm"))
 
 
 def turns_of(state: State, axis: int = 0) -> list[Turn]:
     seed = seeds(state, 0)[0]
     return list(turns(facts_of(state.model), state.model.phases.forward, seed, axis))
-
-
-def by_pass(model: onnx.ModelProto, count: int = 0, budget: int = 0) -> tuple[State, State, str]:
-    """Before, after, and what was done."""
-    state = state_from(model)
-    found = ChunkLayers(count, budget).apply(state.model, state.timeline)
-    after = found.model
-    return state, state_of(after, simulate(after.graph, TUNED)), found.note
 
 
 def given(model: onnx.ModelProto) -> dict[str, Array]:
@@ -71,7 +55,7 @@ def test_what_counts_rows_is_computed_ahead() -> None:
 
 
 def test_layers_lower_the_peak_at_no_more_flops() -> None:
-    before, after, note = by_pass(layered())
+    before, after, note = by_pass(ChunkLayers(), layered())
     assert note.endswith("forward and backward, in 8 chunks")
     assert after.peak_bytes < 0.4 * before.peak_bytes
     assert after.floor_bytes <= before.floor_bytes
@@ -80,22 +64,22 @@ def test_layers_lower_the_peak_at_no_more_flops() -> None:
 
 
 def test_a_budget_takes_as_few_nodes_as_it_needs() -> None:
-    before, lowest, _ = by_pass(layered())
-    _, after, note = by_pass(layered(), budget=int(0.8 * before.peak_bytes))
+    before, lowest, _ = by_pass(ChunkLayers(), layered())
+    _, after, note = by_pass(ChunkLayers(budget_bytes=int(0.8 * before.peak_bytes)), layered())
     assert after.peak_bytes <= 0.8 * before.peak_bytes
     assert len(after.model.graph.nodes) < len(lowest.model.graph.nodes)
     assert note.endswith("in 2 chunks")
 
 
 def test_what_no_chunks_can_hold_gets_the_most() -> None:
-    _, lowest, most = by_pass(layered())
-    _, after, note = by_pass(layered(), budget=1)
+    _, lowest, most = by_pass(ChunkLayers(), layered())
+    _, after, note = by_pass(ChunkLayers(budget_bytes=1), layered())
     assert (after.peak_bytes, note) == (lowest.peak_bytes, most)
 
 
 @pytest.mark.parametrize("model", [layered(rows=2047), layered(rows=128)], ids=["odd", "few"])
 def test_rows_that_do_not_divide_are_left_alone(model: onnx.ModelProto) -> None:
-    before, after, note = by_pass(model)
+    before, after, note = by_pass(ChunkLayers(), model)
     assert note == "no layers divide into chunks with enough rows"
     assert after.model is before.model
 

@@ -152,6 +152,7 @@ def test_the_report_is_what_the_file_says(saved: Path) -> None:
     assert change["stored_bytes_per_step_before"] == 6 * 4 * 16 * 4
     assert change["stored_bytes_after"] == 12 * pair.step_bytes
     assert result.waterfall[1].name == "recurrent"
+    assert result.timeline.peak_with_workspace_bytes < 0.8 * result.original.timeline.peak_bytes
     assert result.plan.bound_fraction == 0
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import onnx
 import onnx.parser
@@ -14,7 +11,6 @@ import memplan
 from helpers.gradients import runtime
 from helpers.loops import pairs_of, recompute_in_scans, reopened
 from helpers.recurrent_layers import BATCH, HIDDEN, STEPS, WIDTH, layer
-from helpers.running import runner
 from helpers.scans import MIXED, RNN, feeds_for, model_of_text
 from memplan.errors import UsageError
 
@@ -109,86 +105,3 @@ def test_a_pair_that_reads_copies() -> None:
     model = model_of_text(text.replace("(d, es, ts, hs)", "(d, e2, t2, hs)"))
     (pair,) = pairs_of(reopened(model))
     assert [item.tensor for item in pair.stored] == ["e", "t", "h"]
-
-
-def test_rewrite_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The peak falls; the report says what is stored now; unknown names are refused."""
-    run = runner(tmp_path, monkeypatch, capfd)
-    onnx.save(memplan.gradients(layer(), "loss", ["W", "R", "B"]), tmp_path / "step.onnx")
-    common = (
-        "rewrite",
-        "step.onnx",
-        "--budget",
-        "100%",
-        "--strategy",
-        "none",
-        "--dim",
-        "N=64",
-        "--optimize",
-        "none",
-    )
-    found = run(*common, "--scan-recompute", "all", "--format", "json")
-    assert found.returncode == 0, found.stderr
-    report = json.loads(found.stdout)
-    assert report["predicted_peak_bytes"] < 0.8 * report["baseline_peak_bytes"]
-    assert report["scan_recompute"] == "all"
-    assert report["recurrent"][0]["stored_bytes_per_step_after"] == 2 * 64 * HIDDEN * 4
-    found = run(*common, "--scan-recompute", "*", "--force")
-    assert "1 loop stores less" in " ".join(found.stdout.split())
-    text = " ".join(run("analyze", "step.onnx", "--dim", "N=64").stdout.split())
-    assert "rnn/forward/candidate/Tanh 64×8 2.00 KiB" in text
-    found = run(*common, "--scan-recompute", "rnn/forward/gates/Split", "--force")
-    assert found.returncode == 2
-    assert "not named: rnn/forward/gates/Split/1" in found.stderr
-
-
-@pytest.mark.slow
-def test_as_much_as_the_budget_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """``auto`` changes nothing where the budget holds, and finds what no plan outside reaches."""
-    run = runner(tmp_path, monkeypatch, capfd)
-    onnx.save(memplan.gradients(layer(), "loss", ["W", "R", "B"]), tmp_path / "step.onnx")
-    stored = {}
-    for budget in ("100%", "80%"):
-        found = run(
-            "rewrite",
-            "step.onnx",
-            "--budget",
-            budget,
-            "--strategy",
-            "greedy",
-            "--dim",
-            "N=64",
-            "--optimize",
-            "none",
-            "--scan-recompute",
-            "auto",
-            "--force",
-            "--format",
-            "json",
-        )
-        assert found.returncode == 0, found.stderr
-        report = json.loads(found.stdout)
-        stored[budget] = [
-            change["stored_bytes_per_step_after"] // (64 * HIDDEN * 4)
-            for change in report["recurrent"]
-        ]
-        assert bool(report["recurrent"]) == (budget == "80%")
-    assert stored == {"100%": [], "80%": [2]}
-    found = run(
-        "rewrite",
-        "step.onnx",
-        "--budget",
-        "80%",
-        "--dim",
-        "N=64",
-        "--optimize",
-        "none",
-        "--strategy",
-        "greedy",
-        "--force",
-    )
-    assert found.returncode == 4

@@ -18,6 +18,7 @@ LEFT, RIGHT = (
     [[1.0, 1.0, 3.0, 0.0], [4.0, 5.0, -5.0, -0.0]],
 )
 IMAGE = [[[[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0], [2.0, 2.0, 3.0, 3.0], [2.0, 2.0, 3.0, 2.0]]]]
+APART = [[0.0, 1.0, 0.0], [2.0, 1.0, 2.0]]
 ZEROS = [[0.0, -0.0, 0.0], [0.0, 3.0, -4.0]]
 LOW, HIGH = [-1.0] * 5, [1.0] * 5
 
@@ -74,6 +75,10 @@ CASES: dict[str, tuple[Callable[..., Tensor], list[Any]]] = {
     "max_pool1d": (lambda x: F.max_pool1d(x, 2), [TIED]),
     "max_pool2d": (lambda x: F.max_pool2d(x, 2, 1), [IMAGE]),
     "adaptive_max_pool2d": (lambda x: F.adaptive_max_pool2d(x, 2), [IMAGE]),
+    "adaptive_max_pool1d_of_windows_that_overlap": (
+        lambda x: F.adaptive_max_pool1d(x, 3),
+        [TIED],
+    ),
     "adaptive_max_pool2d_to_one": (lambda x: F.adaptive_max_pool2d(x, 1), [IMAGE]),
     "sort": (lambda x: x.sort(1).values, [TIED]),
     "stable_sort": (lambda x: x.sort(dim=1, stable=True, descending=True).values, [TIED]),
@@ -94,6 +99,11 @@ CASES: dict[str, tuple[Callable[..., Tensor], list[Any]]] = {
     "margin_ranking_loss": (
         lambda a, b: F.margin_ranking_loss(a, b, torch.ones(2, 4), reduction="none"),
         [LEFT, RIGHT],
+    ),
+    "multi_margin_loss": (lambda x: F.multi_margin_loss(x, torch.tensor([1, 0])), [APART]),
+    "multilabel_margin_loss": (
+        lambda x: F.multilabel_margin_loss(x, torch.tensor([[1, -1, 0], [0, 2, -1]])),
+        [APART],
     ),
     "cosine_embedding_loss": (
         lambda a, b: F.cosine_embedding_loss(a, b, torch.tensor([1.0, -1.0])),

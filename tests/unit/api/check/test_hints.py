@@ -11,7 +11,7 @@ from helpers.locks import MIB
 from memplan.api.check.hints import accept_command, exact_size, fit_command, key_of
 from memplan.api.check.peak import Binding
 from memplan.errors import UsageError
-from memplan.units import parse_size
+from memplan.units import parse_size, shell_word
 
 
 class TestCommands:
@@ -32,6 +32,14 @@ class TestCommands:
             "--dim",
             "N=...",
         ]
+
+    def test_a_name_of_two_lines_stays_that_name(self) -> None:
+        """On one line, in a form that a shell reads; not escaped, as that file does not exist."""
+        file = Path("a\n::error::b.onnx")
+        accept = accept_command(Path("memplan.lock"), file)
+        fit = fit_command(file, MIB, Binding({}, "tuned", "cpu"))
+        assert accept == f"memplan check --update {shell_word(str(file))}"
+        assert fit == f"memplan rewrite {shell_word(str(file))} --budget 1MiB"
 
     def test_binding_is_named_where_it_is_not_the_default(self) -> None:
         binding = Binding({"N": 8}, "default", "cuda")

@@ -25,7 +25,8 @@ from memplan.api.check.checking import CheckRequest, run_update
 MUTATED = ("analyze", "rewrite", "grad", "validate", "check")
 SESSIONS = {"plans": "tuned", "plain-plans": "default"}
 """Commands that take random training graphs instead of seeds: the kind of session they plan for."""
-COMMANDS = (*MUTATED, *SESSIONS, proofs.COMMAND)
+COMMANDS = (*MUTATED, *SESSIONS, proofs.COMMAND, values.COMMAND)
+PLANNED = {"rewrite", "validate", *SESSIONS, proofs.COMMAND}
 _STRATEGIES = ("auto", "greedy", "none", "segments", "mirror", "speed", "memory")
 _LOCKED = "step"  # the seed of which there is a lock
 # Where the runtime is asked, in a process of its own, which takes ten times as long as the rest:

@@ -29,7 +29,6 @@ import values
 from cases import SESSIONS, Mutant, Run
 from measure import measured
 from plans import Ended, rewritten_at_ten_budgets
-from questions import answer_by_forks
 
 from memplan.errors import EXIT_BUG, MemplanError
 from memplan_cli.main import cli
@@ -161,8 +160,6 @@ def _work(run: Run, numbers: list[int], writer: int, folder: str) -> NoReturn:
         quiet = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
             os.dup2(quiet, stream)
-        if run.command in SESSIONS:
-            answer_by_forks()
         os.chdir(os.path.join(folder, "work"))
         for number in numbers:
             os.write(writer, b"null\n")

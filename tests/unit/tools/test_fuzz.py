@@ -142,7 +142,7 @@ def test_fuzz_ends_in_time_and_tells_what_was_done() -> None:
         [*command, *options], capture_output=True, text=True, timeout=HANG_SECONDS
     )
     assert done.returncode == 0, done.stdout
-    assert re.search(r"analyze: \d+ of 1000000 \(in 3 s\) mutants", done.stdout)
+    assert re.search(r"analyze: \d+ of 1000000 mutants in \d s", done.stdout)
 
 
 def test_the_same_number_is_the_same_mutant(fuzz: Any) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from enum import Enum
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,18 +45,27 @@ def _cut(text: str) -> str:
 
 
 def attributes_json(answer: object, *names: str) -> dict[str, Any]:
-    """Attributes of an answer by name, as JSON has them."""
+    """Attributes of an answer by name, as JSON has them; what is not finite, it has not."""
     return {name: _json(getattr(answer, name)) for name in names}
 
 
+def fields_json(answer: Any) -> dict[str, Any]:
+    """All fields of a dataclass, as JSON has them."""
+    return attributes_json(answer, *(item.name for item in fields(answer)))
+
+
 def _json(value: Any) -> Any:
+    if isinstance(value, float) and not isfinite(value):
+        return "inf"
     if isinstance(value, Mapping):
         return {str(key): _json(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [_json(item) for item in value]
     if isinstance(value, Path | Enum):
         return str(value)
-    return value.as_json() if hasattr(value, "as_json") else value
+    if hasattr(value, "as_json"):
+        return value.as_json()
+    return fields_json(value) if is_dataclass(value) else value
 
 
 def phase_counts(graph: onnx.GraphProto) -> dict[Phase, int]:

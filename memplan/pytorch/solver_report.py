@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from memplan.ops.memory import in_kinds
 from memplan.planning.certificate import certificate, no_bound
@@ -41,18 +41,6 @@ class TensorDecision:
     decision: str
     times: int = 0
     seconds: float = 0.0
-
-    def as_json(self) -> dict[str, object]:
-        """All fields."""
-        return {
-            "tensor": self.tensor,
-            "operator": self.operator,
-            "module": self.module,
-            "nbytes": self.nbytes,
-            "decision": self.decision,
-            "times": self.times,
-            "seconds": self.seconds,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,28 +86,13 @@ class TorchReport:
 
     def as_json(self) -> dict[str, object]:
         """All fields; ``tensors`` as in a plan file, in the order of production."""
+        own = asdict(self)
         return {
             "schema": SCHEMA,
-            "backend": self.backend,
-            "budget": self.budget_text,
-            "budget_bytes": self.budget_bytes,
-            "resident_bytes": self.resident_bytes,
-            "baseline_peak_bytes": self.baseline_peak_bytes,
-            "predicted_peak_bytes": self.predicted_peak_bytes,
-            "forward_peak_bytes": self.forward_peak_bytes,
-            "backward_peak_bytes": self.backward_peak_bytes,
-            "peak_node": self.peak_node,
-            "saved_bytes": self.saved_bytes,
-            "floor_bytes": self.floor_bytes,
-            "floor_reason": self.floor_reason,
-            "extra_cost_fraction": self.extra_cost_fraction,
-            "bound_fraction": self.bound_fraction,
-            "bound_kind": self.bound_kind,
-            "planning_seconds": self.planning_seconds,
-            "operators": self.operators,
-            "tensors": [each.as_json() for each in self.tensors],
-            "refusals": dict(self.refusals),
-            "symbolic": self.symbolic,
+            "backend": own.pop("backend"),
+            "budget": own.pop("budget_text"),
+            **own,
+            "tensors": list(own["tensors"]),
             "counted": COUNTED,
             "not_counted": NOT_COUNTED,
         }

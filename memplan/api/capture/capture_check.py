@@ -8,6 +8,7 @@ from enum import StrEnum
 from math import isfinite
 
 from memplan.api.capture.compare_steps import Difference
+from memplan.api.summary import fields_json
 from memplan.errors import EXIT_FINDING, MemplanError
 from memplan.units import counted, format_bytes, listed
 
@@ -148,38 +149,7 @@ class Check:
 
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""
-        return {
-            "verdict": str(self.verdict),
-            "reason": self.reason,
-            "skipped_for": self.skipped_for,
-            "loss_error": _number(self.loss_error),
-            "gradient_error": _number(self.gradient_error),
-            "worst": self.worst,
-            "gradients": self.gradients,
-            "own_error": _number(self.own_error),
-            "buffer_error": _number(self.buffer_error),
-            "update_error": _number(self.update_error),
-            "steps": self.steps,
-            "draws": self.draws,
-            "granted": self.granted,
-            "not_checked": list(self.not_checked),
-            "differences": [
-                {
-                    "kind": each.kind,
-                    "name": each.name,
-                    "error": _number(each.error),
-                    "tolerance": _number(each.tolerance),
-                    "step": each.step,
-                    "place": each.place,
-                }
-                for each in self.differences
-            ],
-            "causes": list(self.causes),
-            "seconds": round(self.seconds, 2),
-            "eager_seconds": self.eager_seconds,
-            "eager_peak_bytes": self.eager_peak_bytes,
-            "captured_seconds": self.captured_seconds,
-        }
+        return {**fields_json(self), "seconds": round(self.seconds, 2)}
 
 
 class CaptureDiffersError(MemplanError):
@@ -216,13 +186,6 @@ def _summed(differences: Sequence[Difference]) -> list[str]:
         names = [f"'{d.name}'" + (f" of {d.place}" if d.place else "") for d in ordered]
         texts.append(f"{counted(len(found), what)} off, the worst {off}: {listed(names, _SHOWN)}")
     return texts
-
-
-def _number(value: float | None) -> float | str | None:
-    """JSON has no infinity."""
-    if value is None or abs(value) < float("inf"):
-        return value
-    return "inf"
 
 
 def _milliseconds(seconds: float) -> str:

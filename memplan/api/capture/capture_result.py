@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 
 from memplan.api.capture.capture_check import Check
-from memplan.api.summary import Rows, Summary
+from memplan.api.summary import Rows, Summary, attributes_json
 from memplan.ir.contract import Contract
 from memplan.ir.roles import FOUND_INF, Role
 from memplan.units import format_bytes
@@ -103,33 +103,15 @@ class Capture(Summary):
             "schema": SCHEMA,
             "source": self.source,
             "nodes": len(self.model.graph.node),
-            "peak_bytes": self.peak_bytes,
-            "stash_bytes": self.stash_bytes,
+            **attributes_json(self, "peak_bytes", "stash_bytes"),
             "loss": self.contract.loss,
             "batch": {name: list(self.sizes[name]) for name in self.batch},
-            "dims": dict(self.dims),
-            "trained": list(self.trained),
-            "frozen": list(self.frozen),
-            "frozen_inputs": list(self.frozen_inputs),
+            **attributes_json(self, "dims", "trained", "frozen", "frozen_inputs"),
             "averages": list(self.contract.named(Role.AVERAGE)),
-            "ema_decay": self.ema_decay,
-            "metrics": list(self.metrics),
-            "unused": list(self.unused),
-            "optimizer": self.optimizer,
-            "lr": self.lr,
-            "loss_scale": self.loss_scale,
-            "clip_norm": self.clip_norm,
-            "clip_value": self.clip_value,
-            "dropout": self.dropout,
-            "counted_masks": self.counted_masks,
-            "roles": {name: str(role) for name, role in self.contract.roles.items()},
-            "new_values": dict(self.contract.new_values),
-            "gradients": dict(self.contract.gradients),
-            "weights": self.weights,
-            "weight_bytes": self.weight_bytes,
-            "notes": list(self.notes),
-            "check": None if self.check is None else self.check.as_json(),
-            "torch": self.torch,
-            "output": str(self.output) if self.output is not None else None,
-            "data": str(self.data) if self.data is not None else None,
+            **attributes_json(self, "ema_decay", "metrics", "unused", "optimizer", "lr"),
+            **attributes_json(self, "loss_scale", "clip_norm", "clip_value"),
+            **attributes_json(self, "dropout", "counted_masks"),
+            **attributes_json(self.contract, "roles", "new_values", "gradients"),
+            **attributes_json(self, "weights", "weight_bytes", "notes", "check", "torch"),
+            **attributes_json(self, "output", "data"),
         }

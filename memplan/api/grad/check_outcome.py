@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import isfinite
 
-from memplan.api.summary import attributes_json
+from memplan.api.summary import fields_json
 from memplan.errors import EXIT_FINDING, MemplanError
 from memplan.units import counted, listed
 
@@ -27,11 +27,6 @@ class WrongGradient:
         """In a sentence."""
         off = f"off by {self.error:.2g} of its size" if isfinite(self.error) else "not a number"
         return f"that of '{self.tensor}' is {off}" + (f" ({self.node})" if self.node else "")
-
-    def as_json(self) -> dict[str, object]:
-        """The part of the JSON object of the check."""
-        error = self.error if isfinite(self.error) else "inf"
-        return {"tensor": self.tensor, "error": error, "node": self.node}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +97,7 @@ class GradientCheck:
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""
         return {
-            **attributes_json(self, *(item.name for item in fields(self))),
+            **fields_json(self),
             "dims": dict(self.dims),
             "seconds": round(self.seconds, 2),
         }

@@ -52,6 +52,13 @@ class EagerStep:
     seconds: float
     peak_bytes: int
 
+    @property
+    def values(self) -> dict[tuple[str, str], Tensor]:
+        """All tensors by kind and name; there is one loss."""
+        kinds = {"gradient": self.gradients, "metric": self.metrics, "buffer": self.buffers}
+        found = {("loss", "loss"): torch.tensor(self.loss, dtype=torch.float64, device="cpu")}
+        return found | {(kind, n): t for kind, held in kinds.items() for n, t in held.items()}
+
 
 class _Watch(_Mode):
     """Counts the bytes of tensors that operators make, as long as they live."""

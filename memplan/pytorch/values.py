@@ -66,3 +66,11 @@ def precision(tensor: Tensor) -> float:
 def in_float64(tensor: Tensor) -> Any:
     """The tensor as a float64 array."""
     return tensor.detach().cpu().double().numpy()
+
+
+def numbers(value: Any) -> Any:
+    """A tensor or array: floats in float64, whole numbers and truth values as they are."""
+    if isinstance(value, np.ndarray) and value.dtype == np.float64:
+        return value
+    tensor = value if isinstance(value, Tensor) else as_tensor(value)
+    return in_float64(tensor) if tensor.is_floating_point() else as_array(tensor)

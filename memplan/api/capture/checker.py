@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,9 +31,10 @@ from memplan.api.capture.compare_steps import (
     DOUBTFUL,
     Compared,
     Difference,
-    Side,
-    compare_update,
-    compare_whole,
+    Sides,
+    UpdateTolerance,
+    Values,
+    compare,
 )
 from memplan.api.capture.doubts import Doubts
 from memplan.api.capture.later_steps import CAUSE, LATER, LaterSteps
@@ -46,7 +47,7 @@ from memplan.autodiff.optimizers.updates import Updates
 from memplan.ir.roles import LOSS_SCALE, Role
 from memplan.pytorch.eager import EagerStep
 from memplan.pytorch.twin import Twin
-from memplan.pytorch.values import as_array, as_tensor, in_float64, precision
+from memplan.pytorch.values import as_array, as_tensor, in_float64, numbers
 from memplan.units import counted, listed
 
 Array = npt.NDArray[Any]
@@ -77,35 +78,6 @@ def check_captured(
     return replace(found, seconds=time.perf_counter() - begin)
 
 
-@dataclass(slots=True)
-class _Found:
-    """What was seen so far: the largest error by kind, and all differences."""
-
-    errors: dict[str, float] = field(default_factory=dict)
-    differences: list[Difference] = field(default_factory=list)
-    worst: str = ""
-    empty: set[str] = field(default_factory=set)
-
-    def add(self, kind: str, compared: Compared) -> None:
-        """Take note of a comparison."""
-        if compared.error >= self.errors.get(kind, 0.0):
-            self.errors[kind] = compared.error
-            self.worst = compared.worst if kind == "gradient" else self.worst
-        self.differences += compared.differences
-        self.empty.update(compared.empty)
-
-    def join(self, other: _Found) -> None:
-        """Take note of what another has seen."""
-        if other.errors.get("gradient", 0.0) >= self.errors.get("gradient", 0.0):
-            self.worst = other.worst
-        self.errors = {
-            kind: max(each.get(kind, 0.0) for each in (self.errors, other.errors))
-            for kind in {**self.errors, **other.errors}
-        }
-        self.differences += other.differences
-        self.empty |= other.empty
-
-
 class _Comparison:
     """One graph beside PyTorch."""
 
@@ -118,7 +90,7 @@ class _Comparison:
         self.trial = Trial(done, gradients, reference.first.draws, self.reading.dims)
         self.trained = trained.wrt
         self.averages = done.contract.named(Role.AVERAGE)
-        self.found = _Found()
+        self.found = Compared()
         self.scale = 1.0
         self.loss_scale: LossScale | None = None
         self.sink = trained.sink
@@ -207,7 +179,7 @@ class _Comparison:
         taken: Taken,
         values: Mapping[str, Array],
         ran: Ran,
-    ) -> _Found | None:
+    ) -> Compared | None:
         """The step beside PyTorch's without what is checkpointed running again, if all that differs
         are buffers that PyTorch renews twice for that reason: running statistics."""
         if not wrong or any(each.kind != "buffer" for each in wrong):
@@ -251,6 +223,7 @@ class _Comparison:
         reference, errors = self.reference, self.found.errors
         begun = reference.begun
         own = begun.tolerance.typical if begun.exact is not None else None
+        updates = [errors[kind] for kind in ("parameter", "state") if kind in errors]
         held = reference.eager.resident_bytes + state_bytes
         watched = None if reference.eager.plain else reference.first.peak_bytes
         return Check(
@@ -261,7 +234,7 @@ class _Comparison:
             gradients=len(self.trial.gradients),
             own_error=own,
             buffer_error=errors.get("buffer"),
-            update_error=errors.get("update"),
+            update_error=max(updates, default=None),
             steps=steps,
             draws=len(reference.first.draws),
             granted=len({each.name for each in self.granted}),
@@ -357,99 +330,82 @@ class _Comparison:
             self.said += [judged.said] if judged.said else []
         self.found.join(found)
 
-    def _held(self, step: int, taken: Taken, ran: Ran) -> _Found:
-        found = _Found()
-        for side in self._sides(step, taken, ran):
-            found.add(side.kind, side.compared(step))
+    def _held(self, step: int, taken: Taken, ran: Ran) -> Compared:
+        found = Compared(dict.fromkeys(("loss", "gradient", "metric", "buffer"), 0.0))
+        found.join(compare(step, self._sides(step, taken, ran), taken.tolerance))
         return found
 
-    def _sides(self, step: int, taken: Taken, ran: Ran) -> list[Side]:
-        """What is compared: the graph's, PyTorch's and its exact values."""
-        there = self._there(ran)
-        wanted = self._gradients(taken.outcome, there)
-        right = self._gradients(taken.exact, there) if taken.exact is not None else {}
-        there |= {n: np.zeros_like(a) for n, a in wanted.items() if n not in there}
-        return [
-            self._loss(taken, ran),
-            Side("gradient", there, wanted, right, taken.tolerance),
-            self._metrics(taken, ran),
-            *self._buffers(step, taken, ran),
-        ]
+    def _sides(self, step: int, taken: Taken, ran: Ran) -> Sides:
+        wanted = {
+            (kind, name): tensor
+            for (kind, name), tensor in self._values(taken.outcome).items()
+            if kind in ("loss", "metric")
+            or (kind == "gradient" and self._has_gradient(name, tensor))
+            or (kind == "buffer" and self._is_renewed(step, name, tensor))
+        }
+        exact = {} if taken.exact is None else self._values(taken.exact)
+        exact = {key: tensor for key, tensor in exact.items() if key in wanted}
+        return {key: self._graphs(key, ran) for key in wanted}, wanted, exact
 
-    def _there(self, ran: Ran) -> dict[str, Array]:
-        """The graph's gradients, of the loss as it is."""
-        return {p: _wide(ran.outputs[n]) / self.scale for p, n in self.trial.gradients.items()}
+    def _values(self, outcome: EagerStep) -> Values:
+        """What PyTorch gives; a gradient that the graph has and PyTorch has not is 0."""
+        zeros = {
+            ("gradient", name): np.zeros(tuple(self.reading.tensors[name].shape))
+            for name in self.trial.gradients
+            if name not in outcome.gradients
+        }
+        return zeros | outcome.values
 
-    def _loss(self, taken: Taken, ran: Ran) -> Side:
-        outcome, exact = taken.outcome, taken.exact
-        name = self.contract.loss or "loss"
-        own = 0.0 if exact is None else abs(outcome.loss - exact.loss)
-        got = {name: _wide(ran.outputs[name]).reshape(())}
-        right = {} if exact is None else {name: np.asarray(exact.loss)}
-        # A loss near 0 is a difference of terms of some size, and rounds as these do.
-        tolerance = taken.tolerance.like({name: own if np.isfinite(own) else 0.0}, 1.0)
-        return Side("loss", got, {name: np.asarray(outcome.loss)}, right, tolerance)
+    def _has_gradient(self, name: str, tensor: Any) -> bool:
+        """Whether the graph has a gradient, or should have one."""
+        lost = name in self.reading.trainable and name not in self.trained
+        return name in self.trial.gradients or (lost and bool(tensor.any()))
 
-    def _metrics(self, taken: Taken, ran: Ran) -> Side:
-        outcome, exact = taken.outcome, taken.exact
-        wanted = {name: in_float64(t) for name, t in outcome.metrics.items()}
-        right = {} if exact is None else {n: in_float64(t) for n, t in exact.metrics.items()}
-        got = {name: _wide(ran.outputs[name]) for name in wanted}
-        tolerance = taken.tolerance.like(dict.fromkeys(wanted, 0.0))
-        return Side("metric", got, wanted, right, tolerance)
+    def _is_renewed(self, step: int, name: str, after: Any) -> bool:
+        """Whether the graph gives a buffer its next value, or should."""
+        if name in self.averages or name in self.new:
+            return name not in self.averages
+        return step == 1 and not bool((self.reading.tensors[name] == after).all())
 
-    def _gradients(self, outcome: EagerStep, there: Mapping[str, Array]) -> dict[str, Array]:
-        """PyTorch's gradients of what the graph has gradients of, 0 where it gives none; and of
-        what the graph should have trained."""
-        wanted = {name: np.zeros_like(array) for name, array in there.items()}
-        for name, tensor in outcome.gradients.items():
-            lost = name in self.reading.trainable and name not in self.trained
-            if name in there or (lost and bool(tensor.any())):
-                wanted[name] = in_float64(tensor)
-        return wanted
-
-    def _buffers(self, step: int, taken: Taken, ran: Ran) -> list[Side]:
-        """Those of floats, and those of whole numbers and truth values, which are equal or not."""
-        exact = {} if taken.exact is None else taken.exact.buffers
-        sides = []
-        for floats in (True, False):
-            own = in_float64 if floats else as_array
-            wanted, got = {}, {}
-            for name, after in taken.outcome.buffers.items():
-                before = self.reading.tensors[name]
-                if name in self.averages or after.is_floating_point() != floats:
-                    continue
-                if name in self.new:
-                    made = ran.outputs[self.new[name]]
-                    wanted[name], got[name] = own(after), own(as_tensor(made))
-                elif step == 1 and not bool((before == after).all()):
-                    wanted[name], got[name] = own(after), own(before)
-            right = {name: own(exact[name]) for name in wanted if name in exact}
-            tolerance = taken.tolerance.like(dict.fromkeys(wanted, 0.0)) if floats else None
-            sides.append(Side("buffer", got, wanted, right, tolerance))
-        return sides
+    def _graphs(self, key: tuple[str, str], ran: Ran) -> Any:
+        """The graph's tensor; gradients are those of the loss as it is."""
+        kind, name = key
+        if kind == "gradient":
+            if name not in self.trial.gradients:
+                return np.zeros(tuple(self.reading.tensors[name].shape))
+            return numbers(ran.outputs[self.trial.gradients[name]]) / self.scale
+        if kind == "buffer":
+            return ran.outputs[self.new[name]] if name in self.new else self.reading.tensors[name]
+        return ran.outputs[name].reshape(()) if kind == "loss" else ran.outputs[name]
 
     def _hold_update(self, step: int, twin: Twin, ran: Ran) -> None:
         """New parameters and state, beside those of PyTorch's optimizer."""
         gradients = {p: as_tensor(ran.outputs[n]) for p, n in self.trial.gradients.items()}
-        before = {name: in_float64(twin.parameters[name]) for name in gradients}
-        after = twin.step(gradients, list(gradients))
+        before = {("parameter", name): in_float64(twin.parameters[name]) for name in gradients}
+        wanted = {
+            ("parameter" if name in gradients else "state", name): tensor
+            for name, tensor in twin.step(gradients, list(gradients)).items()
+            if name in self.new and tensor.is_floating_point()
+        }
         groups = self.reading.optimizer.groups if self.reading.optimizer is not None else {}
         rough = {name for name, group in groups.items() if group.kind == "muon"}
-        for name, tensor in after.items():
-            if name not in self.new or not tensor.is_floating_point():
-                continue
-            got = _wide(ran.outputs[self.new[name]]).reshape(tuple(tensor.shape))
-            want, old = in_float64(tensor), before.get(name)
-            unit = precision(tensor)
-            found = compare_update(step, name, got, want, old, unit, name in rough)
-            self.found.add("update", found)
-        self._hold_counts(step, twin, ran)
+        tolerance = UpdateTolerance(before, wanted, rough)
+        self._hold_new(step, wanted | self._counts(twin), ran, tolerance)
 
-    def _hold_counts(self, step: int, twin: Twin, ran: Ran) -> None:
-        """The step counters and the loss scale, beside those of PyTorch."""
+    def _hold_new(
+        self, step: int, wanted: Mapping[tuple[str, str], Any], ran: Ran, tolerance: UpdateTolerance
+    ) -> None:
+        """What the next step begins with."""
+        found = {
+            key: ran.outputs[self.new[key[1]]].reshape(tuple(value.shape))
+            for key, value in wanted.items()
+        }
+        self.found.join(compare(step, (found, wanted, {}), tolerance))
+
+    def _counts(self, twin: Twin) -> dict[tuple[str, str], Any]:
+        """PyTorch's step counters and loss scale, as far as the graph has them."""
         if not isinstance(self.sink, Updates):
-            return
+            return {}
         begun = self.reading.optimizer.step if self.reading.optimizer is not None else 1
         taken, wanted = twin.taken, dict[str, float]()
         for owner, (name, _) in self.sink.inputs.counters.items():
@@ -461,21 +417,18 @@ class _Comparison:
             wanted[LOSS_SCALE] = self.scale
             if self.sink.scaling is not None:
                 wanted[self.sink.scaling.tracker] = tracker
-        there = {name: want for name, want in wanted.items() if name in self.new}
-        found = {name: ran.outputs[self.new[name]].reshape(()) for name in there}
-        given = {name: np.asarray(want) for name, want in there.items()}
-        self.found.add("update", compare_whole("state", step, found, given, {}))
+        return {("state", n): np.asarray(w) for n, w in wanted.items() if n in self.new}
 
     def _hold_averages(self, step: int, values: Mapping[str, Array], ran: Ran) -> None:
         """Averages of the weights, beside their formula on what the graph has."""
+        wanted = {}
         for name in self.averages:
             assert self.reading.averages is not None
             source, share = self.reading.averages.followed(name)
             given = ran.outputs[self.new[source]] if source in self.new else values[source]
-            old = _wide(values[name] if name in values else self.trial.zeros[name])
-            want = old + share * (_wide(given) - old)
-            got = _wide(ran.outputs[self.new[name]])
-            self.found.add("update", compare_update(step, name, got, want, None))
+            old = numbers(values[name] if name in values else self.trial.zeros[name])
+            wanted["state", name] = as_tensor(old + share * (numbers(given) - old))
+        self._hold_new(step, wanted, ran, UpdateTolerance({}, wanted))
 
     def _causes(self, step: int, values: Mapping[str, Array], taken: Taken) -> tuple[str, ...]:
         """What probably made the differences; nothing is said where that is not found out."""
@@ -500,9 +453,3 @@ class _Comparison:
             "the forward part is right, so something acts on gradients alone: a custom backward, "
             "a hook, a tie at a kink",
         )
-
-
-def _wide(array: Array) -> Array:
-    """An array of the runtime as float64."""
-    wide: Array = in_float64(as_tensor(array))
-    return wide

@@ -14,16 +14,24 @@ seen to be off by (:data:`UNITS`), whichever is most. What is off by more is loo
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from memplan.pytorch.eager import EagerStep
+from memplan.pytorch.values import numbers, precision
+
 Array = npt.NDArray[Any]
+Key = tuple[str, str]
+"""The kind of a tensor, and its name."""
+Values = Mapping[Key, Any]
+"""Tensors of PyTorch, or arrays of the runtime."""
+Sides = tuple[Values, Values, Values]
+"""Of one step: the graph's tensors, PyTorch's, and its exact ones as far as there are any."""
 FACTOR = 8.0
 GRADIENT_UNITS, UNITS = 2.0**13, 2.0**10
 """In float32, of the largest entry: 1e-3 for gradients, 1e-4 for the loss and what else a step
@@ -32,6 +40,7 @@ of a U-Net, sums over 65,536 pixels), where PyTorch's were by 5e-6, and losses b
 ZERO_UNITS = 2.0**6
 """What is zero but for rounding is granted these, of the largest of all gradients."""
 _TYPICAL = 16.0
+_LEAST = float(np.finfo(np.float64).tiny)
 _UNIT = float(np.finfo(np.float32).eps)
 _UPDATE_SHARE = 1e-4
 """Of the largest change of a parameter: what an update may be off by, beside rounding."""
@@ -63,178 +72,153 @@ class Difference:
 class Tolerance:
     """What the tensors of a step may be off by.
 
-    ``own`` is what PyTorch's is off by, absolute, by name, in entries that are finite both times;
-    ``typical`` the same in the middle, relative; ``largest`` the largest entry of all; ``units``
-    see :data:`UNITS`.
+    ``own`` is what PyTorch's are off by, absolute, in entries that are finite both times;
+    ``typical`` the same of gradients in the middle, relative; ``largest`` the largest entry of all
+    gradients; ``rough`` are tensors that are judged by norm.
     """
 
-    def __init__(
-        self,
-        first: Mapping[str, Array],
-        exact: Mapping[str, Array] | None,
-        narrowest: float = _UNIT,
-        units: float = GRADIENT_UNITS,
-    ) -> None:
+    def __init__(self, first: Values, exact: Values | None, narrowest: float = _UNIT) -> None:
         """Learn from PyTorch's own errors.
 
         Args:
-            first: PyTorch's tensors by name, as float64 arrays.
+            first: PyTorch's tensors.
             exact: the same computed in float64; None where the step does not run in it.
             narrowest: the unit of the narrowest float type in the step.
-            units: those of float32 that are granted in any case.
         """
-        self.units = units
-        self.largest = max((largest_of(a) for a in first.values()), default=0.0)
-        self.own: dict[str, float] = {}
+        given = {key: numbers(v) for key, v in first.items() if key[0] in ("loss", "gradient")}
+        gradients = {key: array for key, array in given.items() if key[0] == "gradient"}
+        self.largest = max(map(largest_of, gradients.values()), default=0.0)
+        self.own: dict[Key, float] = {}
+        self.rough: Mapping[Key, float] = {}
         self.typical = 0.0 if exact is not None else _TYPICAL * narrowest
         if exact is not None:
-            self.own = {n: finite_distance(a, exact[n]) for n, a in first.items() if n in exact}
-            self.typical = self._middle(self.own, {n: largest_of(exact[n]) for n in self.own})
+            right = {key: numbers(exact[key]) for key in given if key in exact}
+            self.own = {key: finite_distance(given[key], array) for key, array in right.items()}
+            sizes = {key: largest_of(right[key]) for key in gradients if key in right}
+            apart = [self.own[k] / size for k, size in sizes.items() if size > _UNIT * self.largest]
+            self.typical = median(apart or [0.0])
 
-    def of(self, name: str, scale: float) -> float:
+    def noise(self, kind: str) -> float:
+        """What a tensor of this kind that is zero but for rounding may hold."""
+        # A loss near 0 is a difference of terms of some size, and rounds as these do.
+        return ZERO_UNITS * _UNIT * {"gradient": self.largest, "loss": 1.0}.get(kind, 0.0)
+
+    def of(self, key: Key, scale: float) -> float:
         """The absolute error that a tensor with this largest entry may have."""
-        least = scale * max(FACTOR * self.typical, self.units * _UNIT)
-        return max(FACTOR * self.own.get(name, 0.0), least, ZERO_UNITS * _UNIT * self.largest)
+        units = GRADIENT_UNITS if key[0] == "gradient" else UNITS
+        least = scale * max(FACTOR * self.typical, units * _UNIT)
+        return max(FACTOR * self.own.get(key, 0.0), least, self.noise(key[0]))
 
-    def like(self, own: Mapping[str, float], largest: float = 0.0) -> Tolerance:
-        """The same for what else a step gives.
+
+class UpdateTolerance(Tolerance):
+    """What new parameters and state may be off by, where PyTorch's optimizer had the same
+    gradients; nothing is granted to others. ``rough``: an update that is computed in bfloat16, and
+    is judged by norm."""
+
+    def __init__(self, before: Values, after: Values, rough: Collection[str] = ()) -> None:
+        """Take note of what has changed.
 
         Args:
-            own: what PyTorch's tensors are off by, by name.
-            largest: the size of the terms that they may be differences of.
+            before: what parameters were.
+            after: what PyTorch made of them, and of the state.
+            rough: names of parameters whose update is rough.
         """
-        found = copy.copy(self)
-        found.units, found.largest = UNITS, largest
-        found.own = {name: max(error, self.own.get(name, 0.0)) for name, error in own.items()}
-        return found
+        changes = {}
+        for key, tensor in after.items():
+            with np.errstate(invalid="ignore"):
+                changes[key] = numbers(tensor) - (numbers(before[key]) if key in before else 0.0)
+        self.moved = {key: largest_of(change) for key, change in changes.items()}
+        self.units = {key: precision(tensor) for key, tensor in after.items()}
+        self.rough = {
+            key: _ROUGH_SHARE * float(np.linalg.norm(changes[key]))
+            for key in before
+            if key in changes and key[1] in rough
+        }
 
-    def _middle(self, errors: Mapping[str, float], scales: Mapping[str, float]) -> float:
-        """The median of errors, relative to largest entries, of tensors that are not 0."""
-        least = _UNIT * self.largest
-        return median([errors[n] / scales[n] for n in errors if scales[n] > least] or [0.0])
+    def noise(self, kind: str) -> float:
+        """See :class:`Tolerance`."""
+        return 0.0
+
+    def of(self, key: Key, scale: float) -> float:
+        """See :class:`Tolerance`."""
+        moved = _UPDATE_SHARE * self.moved.get(key, 0.0)
+        return 4 * self.units.get(key, 0.0) * scale + moved + self.rough.get(key, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Compared:
-    """One kind of tensor, compared: the largest relative error and the tensor that has it, what
-    differs, and the tensors of which PyTorch has no finite entry."""
+    """What was seen: the largest relative error by kind, and the gradient that has it; what
+    differs; and the tensors of which PyTorch has no finite entry."""
 
-    error: float = 0.0
+    errors: dict[str, float] = field(default_factory=dict)
     worst: str = ""
-    differences: tuple[Difference, ...] = ()
-    empty: tuple[str, ...] = ()
+    differences: list[Difference] = field(default_factory=list)
+    empty: set[str] = field(default_factory=set)
+
+    def note(self, key: Key, error: float) -> None:
+        """Take note of an error."""
+        kind, name = key
+        if error >= self.errors.get(kind, 0.0):
+            self.errors[kind] = error
+            self.worst = name if kind == "gradient" else self.worst
+
+    def join(self, other: Compared) -> None:
+        """Take note of what another has seen."""
+        for kind, error in other.errors.items():
+            self.note((kind, other.worst), error)
+        self.differences += other.differences
+        self.empty |= other.empty
 
 
-def compare(
-    kind: str,
-    step: int,
-    found: Mapping[str, Array],
-    wanted: Mapping[str, Array],
-    exact: Mapping[str, Array],
-    tolerance: Tolerance,
-) -> Compared:
-    """Hold tensors against PyTorch's, or against its exact ones, each entry against the nearer. One
-    that is not finite must be so in PyTorch."""
-    worst, error, empty = "", 0.0, []
-    differences: list[Difference] = []
-    for name, want in wanted.items():
-        got = found[name]
-        right = exact.get(name, want)
-        apart = distance(got, want, right)
+def compare(step: int, sides: Sides, tolerance: Tolerance) -> Compared:
+    """Hold a graph's tensors against PyTorch's, or against its exact ones, each entry against the
+    nearer. One that is not finite must be so in PyTorch; whole numbers are equal or not."""
+    found, wanted, exact = sides
+    result = Compared()
+    for key, given in wanted.items():
+        want, got = numbers(given), numbers(found[key])
+        right = numbers(exact[key]) if key in exact else want
+        whole = want.dtype.kind != "f"
+        apart, scale = distance(got, want, right), max(largest_of(right), largest_of(want))
         if want.size and not (np.isfinite(want) & np.isfinite(right)).any():
-            empty.append(name)
-        scale = max(largest_of(right), largest_of(want))
-        allowed = tolerance.of(name, scale)
-        relative, wrong = _judged(kind, name, step, apart, allowed, scale)
-        differences += wrong
-        if scale > ZERO_UNITS * _UNIT * tolerance.largest and relative >= error:
-            worst, error = name, relative
-    return Compared(error, worst, tuple(differences), tuple(empty))
+            result.empty.add(key[1])
+        if key in tolerance.rough and np.isfinite(apart):
+            apart = float(np.linalg.norm(got - want))
+        allowed, scale = (0.0, max(scale, 1.0)) if whole else (tolerance.of(key, scale), scale)
+        error = apart / scale if scale else (0.0 if apart <= allowed else float("inf"))
+        if apart > allowed:
+            bound = allowed / scale if scale else 0.0
+            result.differences.append(Difference(*key, error, bound, step))
+        if not whole and scale > tolerance.noise(key[0]):
+            result.note(key, error)
+    return result
 
 
-def compare_whole(
-    kind: str,
-    step: int,
-    found: Mapping[str, Array],
-    wanted: Mapping[str, Array],
-    exact: Mapping[str, Array],
-) -> Compared:
-    """Hold tensors of whole numbers or truth values against PyTorch's: they are the same, or as in
-    its exact step."""
-    differences = []
-    for name, want in wanted.items():
-        got, right = found[name], exact.get(name, want)
-        wrong = True if got.shape != want.shape else (got != want) & (got != right)
-        if np.any(wrong):
-            off = distance(got.astype(np.float64), want.astype(np.float64))
-            relative = off / max(largest_of(want.astype(np.float64)), 1.0)
-            differences.append(Difference(kind, name, relative, 0.0, step))
-    return Compared(differences=tuple(differences))
+def gaps(sides: Sides) -> dict[Key, Array]:
+    """The graph's tensors less PyTorch's; 0 where that is no number."""
+    found, wanted, exact = sides
+    apart = {}
+    for key in wanted:
+        got, right = numbers(found[key]), numbers(exact.get(key, wanted[key]))
+        if got.shape == right.shape:
+            with np.errstate(invalid="ignore"):
+                gap = got.astype(np.float64) - right.astype(np.float64)
+            apart[key] = np.where(np.isfinite(gap), gap, 0.0)
+    return apart
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
-    """Tensors of one kind by name: the graph's, PyTorch's, and its exact ones where there are any.
-    Without a tolerance they are whole numbers or truth values."""
-
-    kind: str
-    found: Mapping[str, Array]
-    wanted: Mapping[str, Array]
-    exact: Mapping[str, Array]
-    tolerance: Tolerance | None
-
-    def compared(self, step: int) -> Compared:
-        """The one held against the others, in this step."""
-        given = self.found, self.wanted, self.exact
-        if self.tolerance is None:
-            return compare_whole(self.kind, step, *given)
-        return compare(self.kind, step, *given, self.tolerance)
-
-    def gaps(self) -> dict[tuple[str, str], Array]:
-        """By kind and name: the graph's tensors less PyTorch's; 0 where that is no number."""
-        gaps = {}
-        for name, want in self.wanted.items():
-            got, right = self.found[name], self.exact.get(name, want)
-            if got.shape == right.shape:
-                with np.errstate(invalid="ignore"):
-                    gap = got.astype(np.float64) - right.astype(np.float64)
-                gaps[self.kind, name] = np.where(np.isfinite(gap), gap, 0.0)
-        return gaps
-
-
-def compare_update(
-    step: int,
-    name: str,
-    found: Array,
-    wanted: Array,
-    before: Array | None,
-    unit: float = _UNIT,
-    rough: bool = False,
-) -> Compared:
-    """Hold a new parameter (``before``: what it was) or a state tensor against that of PyTorch's
-    optimizer, which had the same gradients. ``unit`` is that of its type; ``rough``: the update is
-    computed in bfloat16, and is judged by norm."""
-    largest, apart = largest_of(wanted), distance(found, wanted)
-    with np.errstate(invalid="ignore"):
-        moved = largest_of(wanted - before) if before is not None else largest
-    allowed = 4 * unit * largest + _UPDATE_SHARE * moved
-    if rough and before is not None and np.isfinite(apart):
-        apart = float(np.linalg.norm(found - wanted))
-        allowed += _ROUGH_SHARE * float(np.linalg.norm(wanted - before))
-    kind = "state" if before is None else "parameter"
-    error, differences = _judged(kind, name, step, apart, allowed, largest)
-    return Compared(error, name, differences)
-
-
-def _judged(
-    kind: str, name: str, step: int, apart: float, allowed: float, scale: float
-) -> tuple[float, tuple[Difference, ...]]:
-    """An error relative to the largest entry, and that it is a difference where it is one."""
-    error = apart / scale if scale else (0.0 if apart <= allowed else float("inf"))
-    if apart > allowed:
-        bound = allowed / scale if scale else 0.0
-        return error, (Difference(kind, name, error, bound, step),)
-    return error, ()
+def unlike(one: EagerStep, other: EagerStep) -> str:
+    """What two steps of PyTorch on the same values do not have in common, but for kernels that add
+    up in no fixed order; or nothing. A tensor that one does not give is 0."""
+    first, second = one.values, other.values
+    for key in {**first, **second}:
+        given = [numbers(held[key]) for held in (first, second) if key in held]
+        a, b = given if len(given) > 1 else (given[0], np.zeros_like(given[0]))
+        if distance(a, b) > UNITS * _UNIT * max(largest_of(a), largest_of(b)):
+            kind, name = key
+            of = "gradient of" if kind == "gradient" else kind
+            return "the loss" if kind == "loss" else f"the {of} '{name}'"
+    return ""
 
 
 def largest_of(array: Array) -> float:
@@ -260,8 +244,10 @@ def _gaps(one: Array, other: Array) -> Array:
     """What every entry is apart; infinite where one alone is not finite."""
     same = (one == other) | (np.isnan(one) & np.isnan(other))
     with np.errstate(invalid="ignore"):
-        apart = np.where(same, 0.0, np.abs(one - other))
-    return np.where(np.isnan(apart), np.inf, apart)
+        apart = np.abs(one.astype(np.float64) - other.astype(np.float64))
+    # Large whole numbers may be one number in float64, and are not the same for that.
+    apart = np.where(np.isnan(apart), np.inf, np.maximum(apart, _LEAST))
+    return np.where(same, 0.0, apart)
 
 
 def finite_distance(one: Array, other: Array) -> float:

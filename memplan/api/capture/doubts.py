@@ -25,12 +25,20 @@ from typing import Any
 
 import numpy as np
 
-from memplan.api.capture.compare_steps import Array, Difference, Side, distance
+from memplan.api.capture.compare_steps import (
+    Difference,
+    Key,
+    Sides,
+    Values,
+    compare,
+    distance,
+    gaps,
+)
 from memplan.api.capture.reference import Reference, Taken
 from memplan.api.capture.trial import Ran
 from memplan.pytorch.eager import EagerStep
 from memplan.pytorch.kinks import FirstOfEquals, OperatorTrace, jumping
-from memplan.pytorch.values import as_array, as_tensor, in_float64
+from memplan.pytorch.values import as_array, as_tensor, numbers
 
 SHAKEN = 8.0
 """By how much weights are off, relative to each of them: units of the narrowest type."""
@@ -44,7 +52,6 @@ _TINY = 2.0**-40
 """The same in float64, to see whether PyTorch's step jumps: far less than float32 rounds by."""
 _SHARE = 0.125
 """Of a difference: how large a jump explains it."""
-_Key = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +71,8 @@ class Doubts:
     def __init__(
         self,
         reference: Reference,
-        run: Callable[[Mapping[str, Array], EagerStep], Ran],
-        sides: Callable[[int, Taken, Ran], Sequence[Side]],
+        run: Callable[[Mapping[str, Any], EagerStep], Ran],
+        sides: Callable[[int, Taken, Ran], Sides],
     ) -> None:
         """Take note of how steps are taken.
 
@@ -81,7 +88,7 @@ class Doubts:
         self,
         step: int,
         number: int,
-        values: Mapping[str, Array],
+        values: Mapping[str, Any],
         ran: Ran,
         wrong: Sequence[Difference],
     ) -> Judged:
@@ -103,7 +110,7 @@ class Doubts:
         self,
         step: int,
         number: int,
-        values: Mapping[str, Array],
+        values: Mapping[str, Any],
         ran: Ran,
         wrong: tuple[Difference, ...],
     ) -> Judged:
@@ -111,7 +118,8 @@ class Doubts:
         given = {name: as_tensor(value) for name, value in values.items() if name in own}
         with FirstOfEquals() as choice:
             taken = self.reference.taken(number, given)
-        if choice.met and not _differing(self.sides(step, taken, ran), step):
+        with_those = compare(step, self.sides(step, taken, ran), taken.tolerance)
+        if choice.met and not with_those.differences:
             return Judged((), said=choice.text)
         taken = self.reference.taken(number, given)
         begun = self.sides(step, taken, ran)
@@ -139,13 +147,13 @@ class Doubts:
         self,
         step: int,
         number: int,
-        values: dict[str, Array],
+        values: dict[str, Any],
         given: Mapping[str, Any],
-        begun: Sequence[Side],
+        begun: Sides,
         wrong: Sequence[Difference],
-    ) -> tuple[dict[_Key, float], dict[_Key, float]]:
+    ) -> tuple[dict[Key, float], dict[Key, float]]:
         """By how much errors change at most where weights are off, and the least that they are."""
-        first, errors = _gaps(begun), _errors(begun)
+        first, errors = gaps(begun), _errors(begun)
         noise = dict.fromkeys(errors, 0.0)
         least = dict.fromkeys(errors, float("inf"))
         for seed in range(_SHAKES):
@@ -154,7 +162,7 @@ class Doubts:
             taken = self.reference.taken(number, off)
             arrays = {name: as_array(tensor) for name, tensor in off.items()}
             sides = self.sides(step, taken, self.run({**values, **arrays}, taken.outcome))
-            for key, gap in _gaps(sides).items():
+            for key, gap in gaps(sides).items():
                 if key in first:
                     noise[key] = max(noise[key], float(np.abs(gap - first[key]).max(initial=0.0)))
             for key, error in _errors(sides).items():
@@ -168,17 +176,17 @@ class Doubts:
         number: int,
         given: Mapping[str, Any],
         near: Sequence[Difference],
-        errors: Mapping[_Key, float],
+        errors: Mapping[Key, float],
     ) -> Judged | None:
         """Differences that PyTorch's own jumps explain; None if there are none."""
         shaken = self.reference.eager.shaken
         here, trace = self._traced(number, shaken(given, 0.0))
-        found: dict[_Key, Difference] = {}
+        found: dict[Key, Difference] = {}
         names: list[str] = []
         for share in (_TINY, -_TINY):
             there, other = self._traced(number, shaken(given, share))
             for each in near:
-                gap = distance(_value(here, each), _value(there, each))
+                gap = distance(_value(here.values, each), _value(there.values, each))
                 if gap > _SHARE * errors[_key(each)]:
                     found[_key(each)] = each
             names += [name for name in jumping(trace, other) if name not in names]
@@ -198,35 +206,19 @@ class Doubts:
             return self.reference.eager.run(number, values, wide=True), trace
 
 
-def _key(difference: Difference) -> _Key:
+def _key(difference: Difference) -> Key:
     return difference.kind, difference.name
 
 
-def _differing(sides: Sequence[Side], step: int) -> bool:
-    return any(side.compared(step).differences for side in sides)
-
-
-def _gaps(sides: Sequence[Side]) -> dict[_Key, Array]:
-    return {key: gap for side in sides for key, gap in side.gaps().items()}
-
-
-def _errors(sides: Sequence[Side]) -> dict[_Key, float]:
+def _errors(sides: Sides) -> dict[Key, float]:
     """What every tensor is off by, absolute, from the nearer of PyTorch's two."""
-    found = {}
-    for side in sides:
-        for name, want in side.wanted.items():
-            all_of = side.found[name], want, side.exact.get(name, want)
-            found[side.kind, name] = distance(*(each.astype(np.float64) for each in all_of))
-    return found
+    found, wanted, exact = sides
+    return {
+        key: distance(numbers(found[key]), numbers(want), numbers(exact.get(key, want)))
+        for key, want in wanted.items()
+    }
 
 
-def _value(outcome: EagerStep, of: Difference) -> Array:
+def _value(held: Values, of: Difference) -> Any:
     """What is off, as a step has it; 0 for a gradient that it does not give."""
-    held: Mapping[str, Any] = {
-        "gradient": outcome.gradients,
-        "buffer": outcome.buffers,
-        "metric": outcome.metrics,
-    }.get(of.kind, {})
-    if of.kind == "loss":
-        return np.asarray(outcome.loss)
-    return in_float64(held[of.name]) if of.name in held else np.zeros(())
+    return numbers(held[_key(of)]) if _key(of) in held else np.zeros(())

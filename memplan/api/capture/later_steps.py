@@ -12,9 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memplan.api.capture.compare_steps import Difference
+from memplan.api.capture.compare_steps import Difference, unlike
 from memplan.api.capture.reference import Reference, Taken
-from memplan.api.capture.same_steps import unlike
 from memplan.errors import ModelError
 from memplan.pytorch.eager import EagerStep
 from memplan.pytorch.hidden_state import Counter, counters

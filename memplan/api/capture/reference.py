@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from memplan.api.capture.capture_check import NotComparableError, Skip
-from memplan.api.capture.compare_steps import Array, Tolerance
-from memplan.api.capture.same_steps import unlike
+from memplan.api.capture.compare_steps import Tolerance, unlike
 from memplan.autodiff.optimizers.scaling import LossScale
 from memplan.errors import ModelError, RuntimeUnavailableError
 from memplan.pytorch.eager import Eager, EagerStep
@@ -20,7 +19,6 @@ from memplan.pytorch.installed_torch import own_failure
 from memplan.pytorch.reading import Reading
 from memplan.pytorch.torch_errors import ran_out_of_memory, reason_of
 from memplan.pytorch.twin import Twin
-from memplan.pytorch.values import in_float64
 from memplan.runtime.room import available_bytes
 from memplan.units import format_bytes
 
@@ -177,8 +175,8 @@ class Reference:
 
     def _beside_exact(self, outcome: EagerStep, number: int, values: Mapping[str, Any]) -> Taken:
         exact = self._exact(number, values)
-        given = None if exact is None else _gradients(exact)
-        return Taken(outcome, exact, Tolerance(_gradients(outcome), given, self.reading.narrowest))
+        right = None if exact is None else exact.values
+        return Taken(outcome, exact, Tolerance(outcome.values, right, self.reading.narrowest))
 
     def _exact(self, number: int, values: Mapping[str, Any]) -> EagerStep | None:
         if self._in_float64:
@@ -196,7 +194,3 @@ class Reference:
         names = {id(p): name for name, p in self.eager.parameters.items()}
         options = None if scale is None else asdict(scale)
         return Twin(optimizer, names, self.reading.treatment, options)
-
-
-def _gradients(outcome: EagerStep) -> dict[str, Array]:
-    return {name: in_float64(tensor) for name, tensor in outcome.gradients.items()}

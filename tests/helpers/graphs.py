@@ -35,6 +35,15 @@ def open_text(
     return opened(prepare(model, Path("test.onnx"), dims or {}), loss)
 
 
+def on_x(nodes: str, outputs: str = "float[256] y", inputs: str = "float[256] x") -> str:
+    """A graph that makes y of x, 1 KiB each, and constants for its nodes."""
+    zeros = ", ".join(["0"] * 256)
+    return f"""g ({inputs}) => ({outputs})
+    <int64[2] square = {{16, 16}}, int64[1] flat = {{256}}, int64[1] first = {{0}},
+     int64[1] wide = {{2560}}, float[256] w = {{{zeros}}}, int64[256] places = {{{zeros}}},
+     int64[0] none = {{}}> {{ {nodes} }}"""
+
+
 def graph_of(text: str) -> Graph:
     """The graph in ``text``."""
     return open_text(text).graph

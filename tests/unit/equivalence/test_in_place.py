@@ -116,14 +116,36 @@ def test_names_and_shapes_that_do_not_fit_are_refused(pair: tuple[str, str], wor
     assert words in reason(GOOD, pair=pair)
 
 
-def test_a_broadcast_old_value_is_refused() -> None:
-    model = parse("t (float[1, 4] w, float[4, 4] g) => (float[4, 4] w_new) { w_new = Sub(w, g) }")
-    assert "different shapes" in unsafe_pairs(model, {"w_new": "w"})["w_new"]
-
-
-def test_types_must_be_equal() -> None:
-    model = parse("t (float[4] w) => (double[4] w_new) { w_new = Cast<to = 11>(w) }")
-    assert "different types" in unsafe_pairs(model, {"w_new": "w"})["w_new"]
+@pytest.mark.parametrize(
+    ("text", "new", "old", "words"),
+    [
+        (
+            "(float[1, 4] w, float[4, 4] g) => (float[4, 4] w_new) { w_new = Sub(w, g) }",
+            "w_new",
+            "w",
+            "different shapes",
+        ),
+        ("(float[4] w) => (double[4] n) { n = Cast<to = 11>(w) }", "n", "w", "different types"),
+        # A condition is not read by its index only.
+        (
+            "(bool[4] c, bool[4] x) => (bool[4] n) { n = Where(c, x, x) }",
+            "n",
+            "c",
+            "something other",
+        ),
+        # A batch normalization shares its statistics.
+        (
+            """(float[2, 3] x, float[3] s, float[3] m, float[3] v) => (float[2, 3] y, float[3] n)
+            { y, a, b = BatchNormalization<training_mode = 1>(x, s, s, m, v) n = Neg(s) d = Neg(a) }
+            """,
+            "n",
+            "m",
+            "reads 'a' after",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(text: str, new: str, old: str, words: str) -> None:
+    assert words in unsafe_pairs(parse(f"t {text}"), {new: old})[new]
 
 
 def test_two_outputs_for_one_input_are_both_refused() -> None:
@@ -145,11 +167,6 @@ def test_values_that_change_places_need_a_buffer_of_their_own() -> None:
     assert set(unsafe_pairs(model, {"a_new": "a", "b_new": "b"})) == {"a_new", "b_new"}
 
 
-def test_a_condition_is_not_read_by_index_only() -> None:
-    model = parse("t (bool[4] c, bool[4] x) => (bool[4] c_new) { c_new = Where(c, x, x) }")
-    assert "something other" in unsafe_pairs(model, {"c_new": "c"})["c_new"]
-
-
 def test_shapes_must_be_stated_by_size_or_name() -> None:
     named = parse("t (float[N] w, float[N] g) => (float[N] w_new) { w_new = Sub(w, g) }")
     assert not unsafe_pairs(named, {"w_new": "w"})
@@ -168,15 +185,6 @@ def test_where_the_order_of_the_list_does_not_hold_nothing_is_safe() -> None:
     ranked = parse("t " + STEP.format(body=GOOD, more=""))
     ranked.graph.node[0].attribute.append(onnx.helper.make_attribute("__backwardpass", 1))
     assert "decides on the order" in unsafe_pairs(ranked, {"w_new": "w"})["w_new"]
-
-
-def test_a_batch_normalization_shares_its_statistics() -> None:
-    model = parse(
-        "t (float[2, 3] x, float[3] s, float[3] m, float[3] v) => (float[2, 3] y, float[3] m_new)"
-        "{ y, a, b = BatchNormalization<training_mode = 1>(x, s, s, m, v)"
-        "  m_new = Neg(s)  d = Neg(a) }"
-    )
-    assert "reads 'a' after" in unsafe_pairs(model, {"m_new": "m"})["m_new"]
 
 
 def test_a_sample_step_updates_all_of_its_state_in_place() -> None:

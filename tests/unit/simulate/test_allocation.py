@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.graphs import KIB, REUSING, TUNED, graph_of, kib, tensor, timeline_of
+from helpers.graphs import KIB, REUSING, TUNED, graph_of, kib, on_x, tensor, timeline_of
 from memplan.simulate.allocation import allocate, passes_through
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import Timeline, simulate
 
 CUDA = SessionKind("tuned", "cuda", priority_order=True, reuse=False)
-ZEROS = "{" + ", ".join(["0"] * 256) + "}"
 SCALAR = 4 / KIB
 
 
@@ -26,29 +25,21 @@ def drawn(timeline: Timeline) -> str:
     )
 
 
-def graph(nodes: str, outputs: str = "float[256] y", inputs: str = "float[256] x") -> str:
-    """Nodes that read x and make y, and constants for them."""
-    return f"""g ({inputs}) => ({outputs})
-    <int64[2] square = {{16, 16}}, int64[1] flat = {{256}}, int64[1] first = {{0}},
-     int64[1] wide = {{2560}}, float[256] w = {ZEROS}, int64[256] places = {ZEROS},
-     int64[0] none = {{}}> {{ {nodes} }}"""
-
-
 # By name: the graph, its buffers, and KiB step by step.
 RULES: dict[str, tuple[str, str, list[float]]] = {
     # Rule 1: graph outputs. Relu works in place, but not into one.
     "a graph output has a buffer of its own held to the end": (
-        graph("a = Neg(x) y = Relu(a) b = Neg(x) z = Neg(b)", "float[256] y, float[256] z"),
+        on_x("a = Neg(x) y = Relu(a) b = Neg(x) z = Neg(b)", "float[256] y, float[256] z"),
         "a 0-2, y 1-4, b 2-4, z 3-4",
         [1, 2, 2, 3],
     ),
     "a view that is a graph output is a copy": (
-        graph("a = Neg(x) y = Reshape(a, square) z = Exp(a)", "float[16,16] y, float[256] z"),
+        on_x("a = Neg(x) y = Reshape(a, square) z = Exp(a)", "float[16,16] y, float[256] z"),
         "a 0-3, y 1-3, z 2-3",
         [1, 2, 3],
     ),
     "a graph output that is read on can be shared but not overwritten": (
-        graph(
+        on_x(
             "y = Neg(x) v = Reshape(y, square) r = Relu(v) z = Exp(r)",
             "float[256] y, float[16,16] z",
         ),
@@ -57,13 +48,13 @@ RULES: dict[str, tuple[str, str, list[float]]] = {
     ),
     # Rule 2: views.
     "views share and the buffer lives to the last reader of any member": (
-        graph("""a = Neg(x) v = Reshape(a, square) w0 = Unsqueeze(v, first) b = Exp(a) c = Neg(b)
+        on_x("""a = Neg(x) v = Reshape(a, square) w0 = Unsqueeze(v, first) b = Exp(a) c = Neg(b)
             s = ReduceSum<keepdims = 0>(w0) y = Add(c, s)"""),
         "a=v=w0 0-6, b 3-5, c 4-7, s 5-7, y 6-7",
         [1, 1, 1, 2, 3, 2 + SCALAR, 2 + SCALAR],
     ),
     "views of inputs and weights take nothing and are never overwritten": (
-        graph(
+        on_x(
             "v = Reshape(x, square) u = Reshape(w, square) r = Relu(v) y = Add(r, u)",
             "float[16,16] y",
         ),
@@ -72,69 +63,69 @@ RULES: dict[str, tuple[str, str, list[float]]] = {
     ),
     # Rule 3: in place.
     "in place for the last reader": (
-        graph("a = Neg(x) b = Exp(a) r = Relu(a) s = Sigmoid(r) y = Add(s, b)"),
+        on_x("a = Neg(x) b = Exp(a) r = Relu(a) s = Sigmoid(r) y = Add(s, b)"),
         "a=r=s 0-5, b 1-5, y 4-5",
         [1, 2, 2, 2, 3],
     ),
     "not in place while another reader follows": (
-        graph("a = Neg(x) r = Relu(a) b = Exp(a) y = Add(r, b)"),
+        on_x("a = Neg(x) r = Relu(a) b = Exp(a) y = Add(r, b)"),
         "a 0-3, r 1-4, b 2-4, y 3-4",
         [1, 2, 3, 3],
     ),
     "not in place while a view of the input is read later": (
-        graph("""a = Neg(x) v = Reshape(a, square) r = Relu(a) b = Exp(v) c = Reshape(b, flat)
+        on_x("""a = Neg(x) v = Reshape(a, square) r = Relu(a) b = Exp(v) c = Reshape(b, flat)
             y = Add(r, c)"""),
         "a=v 0-4, r 2-6, b=c 3-6, y 5-6",
         [1, 1, 2, 3, 2, 3],
     ),
     "in place through a view": (
-        graph("a = Neg(x) v = Reshape(a, square) r = Relu(v) y = Exp(r)", "float[16,16] y"),
+        on_x("a = Neg(x) v = Reshape(a, square) r = Relu(v) y = Exp(r)", "float[16,16] y"),
         "a=v=r 0-4, y 3-4",
         [1, 1, 1, 2],
     ),
     "never over an input or a weight": (
-        graph("r = Relu(x) s = Relu(w) y = Add(r, s)"),
+        on_x("r = Relu(x) s = Relu(w) y = Add(r, s)"),
         "r 0-3, s 1-3, y 2-3",
         [1, 2, 3],
     ),
     "in place of elements of equal size": (
-        graph("a = Neg(x) c = Cast<to = 6>(a) y = Cast<to = 1>(c)"),
+        on_x("a = Neg(x) c = Cast<to = 6>(a) y = Cast<to = 1>(c)"),
         "a=c 0-3, y 2-3",
         [1, 1, 2],
     ),
     "not of twice the size": (
-        graph("a = Neg(x) c = Cast<to = 11>(a) y = Cast<to = 1>(c)"),
+        on_x("a = Neg(x) c = Cast<to = 11>(a) y = Cast<to = 1>(c)"),
         "a 0-2, c 1-3, y 2-3",
         [1, 3, 3],
     ),
     "not of a quarter": (
-        graph("a = Neg(x) c = Cast<to = 9>(a) y = Cast<to = 1>(c)"),
+        on_x("a = Neg(x) c = Cast<to = 9>(a) y = Cast<to = 1>(c)"),
         "a 0-2, c 1-3, y 2-3",
         [1, 1.25, 1.25],
     ),
     "over the first of two inputs": (
-        graph("a = Neg(x) b = Neg(x) s = ScatterElements(a, places, b) y = Add(s, b)"),
+        on_x("a = Neg(x) b = Neg(x) s = ScatterElements(a, places, b) y = Add(s, b)"),
         "a=s 0-4, b 1-4, y 3-4",
         [1, 2, 2, 3],
     ),
     "an input in two slots is read twice and never overwritten": (
-        graph("a = Neg(x) b = Neg(x) s = ScatterElements(a, places, a) y = Add(s, b)"),
+        on_x("a = Neg(x) b = Neg(x) s = ScatterElements(a, places, a) y = Add(s, b)"),
         "a 0-3, b 1-4, s 2-4, y 3-4",
         [1, 2, 3, 3],
     ),
     "a product of a tensor with itself is not in place": (
-        graph("a = Neg(x) m = Mul(a, a) y = Neg(m)"),
+        on_x("a = Neg(x) m = Mul(a, a) y = Neg(m)"),
         "a 0-2, m 1-3, y 2-3",
         [1, 2, 2],
     ),
     "a softmax is in place": (
-        graph("a = Neg(x) s = Softmax<axis = 0>(a) y = Neg(s)"),
+        on_x("a = Neg(x) s = Softmax<axis = 0>(a) y = Neg(s)"),
         "a=s 0-3, y 2-3",
         [1, 1, 2],
     ),
     # Rule 5: release.
     "an unread output is held to the end": (
-        graph(
+        on_x(
             "p, unread = Split<axis = 0, num_outputs = 2>(x) b = Neg(p) c = Neg(b) y = Neg(c)",
             "float[1,256] y",
             "float[2,256] x",
@@ -143,20 +134,20 @@ RULES: dict[str, tuple[str, str, list[float]]] = {
         [2, 3, 3, 3],
     ),
     "a buffer is released after the step of its last reader": (
-        graph("a = Neg(x) b = Exp(a) y = Neg(a) z = Neg(b)", "float[256] y, float[256] z"),
+        on_x("a = Neg(x) b = Exp(a) y = Neg(a) z = Neg(b)", "float[256] y, float[256] z"),
         "a 0-3, b 1-4, y 2-4, z 3-4",
         [1, 2, 3, 3],
     ),
     # Behind a fence, memplan knows it, and the runtime only when it runs.
     "what is known is taken over": (
-        graph(
+        on_x(
             "v = Neg(x) a = Exp(v) b = Relu(a) c = Exp(b) y = ReduceSum<keepdims = 0>(c)", "float y"
         ),
         "v 0-2, a=b 1-4, c 3-5, y 4-5",
         [1, 2, 1, 2, 1 + SCALAR],
     ),
     "nothing is taken over where the runtime does not know the shape": (
-        graph(
+        on_x(
             """n = Size(x) axes = Mul(n, none) v = Unsqueeze(x, axes) a = Exp(v) b = Relu(a)
             c = Exp(b) y = ReduceSum<keepdims = 0>(c)""",
             "float y",
@@ -175,18 +166,18 @@ SQUARED = (
 # to another's birth.
 REUSED: dict[str, tuple[str, str, list[float]]] = {
     "a freed buffer is taken over and lives on": (
-        graph(LONG),
+        on_x(LONG),
         "a=c 0-4, b=d 1-5, y 4-5",
         [1, 2, 2, 2, 2],
     ),
     # Of the scalars each has its own buffer: rank 0 is never reused.
     "reuse keeps a dead buffer over the gap": (
-        graph(SUMMED),
+        on_x(SUMMED),
         "a=c 0-6, s 1-3, big 2-4, t 3-5, y 5-6",
         [1, 1 + SCALAR, 11 + SCALAR, 11 + SCALAR, 1 + SCALAR, 2],
     ),
     "the most recently freed buffer is taken": (
-        graph(
+        on_x(
             """a = Neg(x) b = Neg(z) w0 = Exp(a) y = Exp(b) c = Neg(x) d = Neg(c) e = Add(c, d)
             s = ReduceSum<keepdims = 0>(e) t = Neg(s)""",
             "float[256] y, float[256] w0",
@@ -196,18 +187,18 @@ REUSED: dict[str, tuple[str, str, list[float]]] = {
         [1, 2, 3, 4, 4, 4, 5, 3 + SCALAR, 2.0078125],
     ),
     "other dimensions are not reused though the bytes are equal": (
-        graph(SQUARED.format("square"), "float y"),
+        on_x(SQUARED.format("square"), "float y"),
         "a 0-2, t 1-3, c 2-4, y 3-4",
         [1, 1 + SCALAR, 1 + SCALAR, 1 + SCALAR],
     ),
     "the same dimensions are": (
-        graph(SQUARED.format("flat"), "float y"),
+        on_x(SQUARED.format("flat"), "float y"),
         "a=c 0-4, t 1-3, y 3-4",
         [1, 1 + SCALAR, 1 + SCALAR, 1 + SCALAR],
     ),
     # It is free for the next tensor at once, but takes nothing over itself.
     "what nobody reads takes no freed buffer": (
-        graph(
+        on_x(
             """p, free, q = Split<axis = 0, num_outputs = 3>(x) r = Neg(p)
             s, unread = Split<axis = 0, num_outputs = 2>(z) t = Neg(s) y = Add(r, t)""",
             "float[1,256] y",
@@ -217,7 +208,7 @@ REUSED: dict[str, tuple[str, str, list[float]]] = {
         [3, 3, 4, 4, 4],
     ),
     "nor where the runtime does not know the shape": (
-        graph(
+        on_x(
             """n = Size(x) axes = Mul(n, none) v = Unsqueeze(x, axes) a = Exp(v) b = Relu(a)
             c = Exp(b) y = ReduceSum<keepdims = 0>(c)""",
             "float y",
@@ -247,8 +238,8 @@ def test_providers_differ_in_what_works_in_place() -> None:
 
 
 def test_without_reuse_there_is_no_gap() -> None:
-    assert kib(timeline_of(graph(LONG))) == [1, 2, 2, 2, 2]
-    assert kib(timeline_of(graph(SUMMED))) == [
+    assert kib(timeline_of(on_x(LONG))) == [1, 2, 2, 2, 2]
+    assert kib(timeline_of(on_x(SUMMED))) == [
         1,
         1 + SCALAR,
         10 + SCALAR,

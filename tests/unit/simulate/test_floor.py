@@ -5,169 +5,116 @@ from __future__ import annotations
 from random import Random
 
 import onnx
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers.graphs import KIB, TUNED, graph_of, kib, names, node, open_text, random_order
+from helpers.graphs import KIB, TUNED, graph_of, on_x, open_text, random_order
 from helpers.random_graphs import models as random_models
-from memplan.ir.graph import ABSENT, Graph
 from memplan.simulate.allocation import allocate
-from memplan.simulate.floor import Floor, structural_floor
-from memplan.simulate.session import SessionKind
+from memplan.simulate.floor import structural_floor
 from memplan.simulate.timeline import bodies_of, live_bytes, node_workspace, simulate
 
-
-def floor_of(text: str, session: SessionKind = TUNED) -> tuple[Graph, Floor]:
-    """The graph in ``text`` and its floor."""
-    graph = graph_of(text)
-    return graph, structural_floor(graph, simulate(graph, session))
-
-
-def pinned(graph: Graph, floor: Floor) -> list[str]:
-    """Names of the tensors that pin the floor."""
-    return [graph.tensors[t].name for t in floor.plain.tensors]
-
-
-def test_inputs_and_outputs_of_one_node() -> None:
-    graph, floor = floor_of("""
-    g (float[256] x) => (float[256] y)
-    {
-        [a] a = Neg(x)
-        [b] b = Neg(x)
-        [c] c = Neg(x)
-        [join] d = Add(a, b)
-        [y] y = Add(d, c)
-    }""")
-    assert floor.nbytes == floor.with_workspace == 3 * KIB
-    assert floor.plain.node == node(graph, "join").id
-    assert pinned(graph, floor) == ["a", "b", "d"]
-    assert floor.plain.describe(graph) == (
-        "Add join, which needs a (1.00 KiB), b (1.00 KiB), d (1.00 KiB) at once"
-    )
+# By name: the graph; the node that pins the floor, by what it makes, and what it needs at once, as
+# told; KiB of it, and with workspace where that is more.
+FLOORS: dict[str, tuple[str, str, float, float]] = {
     # In the file's order c lies beside them; another order, or running c again, avoids that.
-    assert max(kib(simulate(graph, TUNED))) == 4
-
-
-def test_resident_tensors_are_not_counted() -> None:
-    _, floor = floor_of("""
-    g (float[256] x, float[256] w) => (float[1] y) <int64[1] first = {0}>
-    {
-        [a] a = Add(x, w)
-        [y] y = ReduceSum(a, first)
-    }""")
-    assert floor.nbytes == KIB + 4
-
-
-def test_an_output_that_may_take_its_input_over_counts_once() -> None:
-    text = """
-    g (float[256] x) => (float[1] y) <int64[1] first = {0}>
-    {
-        [a] a = Neg(x)
-        [b] b = OP(a)
-        [y] y = ReduceSum(b, first)
-    }"""
-    assert floor_of(text.replace("OP", "Relu"))[1].nbytes == KIB + 4
-    assert floor_of(text.replace("OP", "Exp"))[1].nbytes == 2 * KIB
-
-
-def test_views_count_as_what_they_show() -> None:
-    graph, floor = floor_of("""
-    g (float[256] x) => (float y) <int64[2] square = {16, 16}, int64[1] flat = {256}>
-    {
-        [a] a = Neg(x)
-        [v] v = Reshape(a, square)
-        [w] w = Reshape(v, flat)
-        [twice] b = Mul(a, w)
-        [y] y = ReduceSum<keepdims = 0>(b)
-    }""")
-    assert floor.nbytes == 2 * KIB
-    assert pinned(graph, floor) == ["a", "b"]
-
-
-def test_optional_outputs_are_not_counted() -> None:
-    _, floor = floor_of("""
-    g (float[256,1] x) => (float y) <float[1] one = {1}>
-    {
-        [a] a = Neg(x)
-        [ln] n, mean, deviation = LayerNormalization(a, one)
-        [s] s = Add(mean, deviation)
-        [t] t = ReduceSum<keepdims = 0>(s)
-        [u] u = ReduceSum<keepdims = 0>(n)
-        [y] y = Add(t, u)
-    }""")
+    "inputs and outputs of one node": (
+        on_x("a = Neg(x) b = Neg(x) c = Neg(x) [join] d = Add(a, b) y = Add(d, c)"),
+        "Add join, which needs a (1.00 KiB), b (1.00 KiB), d (1.00 KiB) at once",
+        3,
+        3,
+    ),
+    "resident tensors are not counted": (
+        on_x("a = Add(x, w) [y] y = ReduceSum(a, first)", "float[1] y"),
+        "ReduceSum y, which needs a (1.00 KiB), y (4 B) at once",
+        1 + 4 / KIB,
+        1 + 4 / KIB,
+    ),
+    "an output that may take its input over counts once": (
+        on_x("a = Neg(x) b = Relu(a) [y] y = ReduceSum(b, first)", "float[1] y"),
+        "ReduceSum y, which needs b (1.00 KiB), y (4 B) at once",
+        1 + 4 / KIB,
+        1 + 4 / KIB,
+    ),
+    "and twice where it may not": (
+        on_x("a = Neg(x) [b] b = Exp(a) y = ReduceSum(b, first)", "float[1] y"),
+        "Exp b, which needs a (1.00 KiB), b (1.00 KiB) at once",
+        2,
+        2,
+    ),
+    "views count as what they show": (
+        on_x(
+            """a = Neg(x) v = Reshape(a, square) u = Reshape(v, flat) [twice] b = Mul(a, u)
+            y = ReduceSum<keepdims = 0>(b)""",
+            "float y",
+        ),
+        "Mul twice, which needs a (1.00 KiB), b (1.00 KiB) at once",
+        2,
+        2,
+    ),
     # LayerNormalization could run three times, once for each output.
-    assert floor.nbytes == 3 * KIB
-    assert floor.plain.node != ABSENT
-
-
-def test_all_graph_outputs_are_there_at_the_end() -> None:
-    graph, floor = floor_of("""
-    g (float[256] x) => (float[256] p, float[256] q, float[256] r, float[256] s)
-    {
-        [p] p = Neg(x)
-        [q] q = Neg(x)
-        [r] r = Neg(x)
-        [s] s = Neg(x)
-    }""")
-    assert floor.plain.node == ABSENT
-    assert floor.nbytes == 4 * KIB
-    assert pinned(graph, floor) == ["p", "q", "r", "s"]
-    assert floor.plain.describe(graph) == (
-        "the graph outputs, held to the end: p (1.00 KiB), q (1.00 KiB), r (1.00 KiB) and 1 more "
-        "(1.00 KiB)"
-    )
-
-
-def test_graph_outputs_behind_a_node_are_held_when_it_runs() -> None:
-    graph, floor = floor_of(
-        """
-    g (float[256] x) => (float[256] early, float[256] aside, float[1] y) <int64[1] first = {0}>
-    {
-        [early] early = Neg(x)
-        [a] a = ReduceSum(early, first)
-        [aside] aside = Exp(x)
-        [b] b = Expand(a, wide)
-        [c] c = Exp(b)
-        [y] y = ReduceSum(c, first)
-    }""".replace("<int64[1] first", "<int64[1] wide = {512}, int64[1] first")
-    )
+    "optional outputs are not counted": (
+        """g (float[256,1] x) => (float y) <float[1] one = {1}> {
+        a = Neg(x) [norm] n, mean, deviation = LayerNormalization(a, one)
+        [s] s = Add(mean, deviation)
+        t = ReduceSum<keepdims = 0>(s) u = ReduceSum<keepdims = 0>(n) y = Add(t, u) }""",
+        "Add s, which needs mean (1.00 KiB), deviation (1.00 KiB), s (1.00 KiB) at once",
+        3,
+        3,
+    ),
+    "all graph outputs are there at the end": (
+        on_x(
+            "p = Neg(x) q = Neg(x) r = Neg(x) s = Neg(x)",
+            "float[256] p, float[256] q, float[256] r, float[256] s",
+        ),
+        "the graph outputs, held to the end: p (1.00 KiB), q (1.00 KiB), r (1.00 KiB) "
+        "and 1 more (1.00 KiB)",
+        4,
+        4,
+    ),
     # c needs b and itself, and early is behind it; aside could wait.
-    assert floor.plain.node == node(graph, "c").id
-    assert pinned(graph, floor) == ["early", "b", "c"]
-    assert floor.nbytes == 5 * KIB
-
-
-def test_a_graph_output_that_is_a_view_is_a_second_copy() -> None:
-    _, floor = floor_of("""
-    g (float[256] x) => (float[16,16] y) <int64[2] square = {16, 16}>
-    {
-        [a] a = Neg(x)
-        [y] y = Reshape(a, square)
-    }""")
-    assert floor.nbytes == 2 * KIB
-
-
-def test_workspace_raises_the_bound_for_budgets_only() -> None:
-    graph, floor = floor_of("""
-    g (float[4,64] x) => (float y)
-    {
-        [a] a = Neg(x)
-        [s] s = Softmax<axis = 0>(a)
-        [b] b = Exp(s)
-        [y] y = ReduceSum<keepdims = 0>(b)
-    }""")
-    assert floor.nbytes == 2 * KIB
-    assert floor.with_workspace == 3 * KIB  # Softmax in place, with two transposed copies
-    assert floor.plain.node == node(graph, "b").id
-    assert floor.loaded.node == node(graph, "s").id
-    assert floor.loaded.describe(graph) == (
-        "Softmax s, which needs its workspace, predicted only (2.00 KiB), a (1.00 KiB) at once"
-    )
-
-
-def test_what_a_loop_holds_inside_counts() -> None:
-    text = """
-    g (float[256] x) => (float[1] y) <int64 trips = {3}, bool go = {1}, int64[1] first = {0}>
+    "graph outputs behind a node are held when it runs": (
+        on_x(
+            """early = Neg(x) a = ReduceSum(early, first) aside = Exp(x) b = Expand(a, wide)
+            [c] c = Exp(b) y = ReduceSum(c, first)""",
+            "float[256] early, float[256] aside, float[1] y",
+        ),
+        "Exp c, which needs b (10.0 KiB), c (10.0 KiB), early (1.00 KiB) at once",
+        21,
+        21,
+    ),
+    "a graph output that is a view is a second copy": (
+        on_x("a = Neg(x) [y] y = Reshape(a, square)", "float[16,16] y"),
+        "Reshape y, which needs a (1.00 KiB), y (1.00 KiB) at once",
+        2,
+        2,
+    ),
+    # The runtime copies it, so who reads it does not need what it was made of.
+    "and a tensor of its own": (
+        on_x(
+            "a = Neg(x) y = Reshape(a, square) [b] b = Exp(y) z = ReduceSum<keepdims = 0>(b)",
+            "float[16,16] y, float z",
+        ),
+        "ReduceSum ReduceSum_3, which needs y (1.00 KiB), b (1.00 KiB), z (4 B) at once",
+        2 + 4 / KIB,
+        2 + 4 / KIB,
+    ),
+    # Softmax in place, with two transposed copies.
+    "workspace raises the bound for budgets only": (
+        on_x(
+            "a = Neg(x) [s] s = Softmax<axis = 0>(a) [b] b = Exp(s) y = ReduceSum<keepdims = 0>(b)",
+            "float y",
+            "float[4,64] x",
+        ),
+        "Exp b, which needs s (1.00 KiB), b (1.00 KiB) at once",
+        2,
+        3,
+    ),
+    # The widened state and the new one, the state of the iteration before and 9 bytes of counters;
+    # the node's own output is one of these. And its input.
+    "what a loop holds inside": (
+        """g (float[256] x) => (float[1] y) <int64 trips = {3}, bool go = {1}, int64[1] first = {0}>
     {
         [a] a = ReduceSum(x, first)
         [loop] last = Loop <body = step (int64 i, bool c, float[1] s) => (bool more, float[1] next)
@@ -179,17 +126,34 @@ def test_what_a_loop_holds_inside_counts() -> None:
             next = ReduceSum(wide, axes)
         }> (trips, go, a)
         [y] y = Neg(last)
-    }"""
-    graph, floor = floor_of(text)
-    assert floor.plain.node == node(graph, "loop").id
-    # The widened state and the new one, the state of the iteration before and 9 bytes of
-    # counters; the node's own output is one of these. And its input.
-    assert floor.nbytes == 2 * KIB + 4 + 4 + 9 + 4
+    }""",
+        "Loop loop, which needs its body (2.01 KiB), a (4 B), last (4 B) at once",
+        2 + 21 / KIB,
+        2 + 21 / KIB,
+    ),
+    "an empty working set": (
+        "g (float[256] x) => (float[256] x) { [a] a = Shape(x) }",
+        "Shape a, which needs a (8 B) at once",
+        8 / KIB,
+        8 / KIB,
+    ),
+}
 
 
-def test_an_empty_working_set() -> None:
-    graph, floor = floor_of("g (float[256] x) => (float[256] x) { [a] a = Shape(x) }")
-    assert (floor.nbytes, names(graph, [floor.plain.node])) == (8, ["a"])
+@pytest.mark.parametrize("name", FLOORS)
+def test_what_pins_the_floor(name: str) -> None:
+    text, told, nbytes, loaded = FLOORS[name]
+    graph = graph_of(text)
+    floor = structural_floor(graph, simulate(graph, TUNED))
+    assert floor.plain.describe(graph) == told
+    assert (floor.nbytes / KIB, floor.with_workspace / KIB) == (nbytes, loaded)
+
+
+def test_workspace_is_told() -> None:
+    graph = graph_of(FLOORS["workspace raises the bound for budgets only"][0])
+    assert structural_floor(graph, simulate(graph, TUNED)).loaded.describe(graph) == (
+        "Softmax s, which needs its workspace, predicted only (2.00 KiB), a (1.00 KiB) at once"
+    )
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -209,17 +173,3 @@ def test_no_order_of_a_random_graph_goes_below(model: onnx.ModelProto, draw: Ran
             dynamic[step] += inside.get(index, 0)
         assert floor.nbytes <= dynamic.max()
         assert floor.with_workspace <= (dynamic + workspace[order]).max()
-
-
-def test_a_view_that_is_a_graph_output_is_a_tensor_of_its_own() -> None:
-    """The runtime copies it, so who reads it does not need what it was made of."""
-    graph, floor = floor_of("""
-    g (float[256] x) => (float[16,16] y, float z) <int64[2] square = {16, 16}>
-    {
-        [a] a = Neg(x)
-        [v] y = Reshape(a, square)
-        [b] b = Exp(y)
-        [z] z = ReduceSum<keepdims = 0>(b)
-    }""")
-    assert floor.nbytes == 2 * KIB + 4
-    assert sorted(pinned(graph, floor)) == ["b", "y", "z"]

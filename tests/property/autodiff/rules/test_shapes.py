@@ -13,7 +13,8 @@ from onnx import helper
 
 from helpers.drawing import ints, quiet, shapes
 from helpers.effort import tries
-from helpers.gradients import Array, check, draw, model_of, reference, runtime, single, with_symbols
+from helpers.gradients import Array, check, draw, reference, runtime, single, with_symbols
+from helpers.graphs import parse
 
 QUIET = quiet(25)
 NEWEST = onnx.defs.onnx_opset_version()
@@ -335,34 +336,19 @@ def test_cross_entropy_with_logarithms() -> None:
 
 def test_symbolic_dimensions() -> None:
     """The gradients of a model that has names for dimensions, run with sizes."""
-    nodes = [
-        helper.make_node("Concat", ["x", "z"], ["joined"], axis=1),
-        helper.make_node("Slice", ["joined", "one", "end", "one"], ["cut"]),
-        helper.make_node("Reshape", ["cut", "flat"], ["rows"]),
-        helper.make_node("ReduceMean", ["rows"], ["mean"], keepdims=0),
-        helper.make_node("Shape", ["x"], ["shape"]),
-        helper.make_node("Tile", ["x", "twos"], ["tiled"]),
-        helper.make_node("Mul", ["tiled", "mean"], ["scaled"]),
-        helper.make_node("Gather", ["z", "picked"], ["some"], axis=1),
-        helper.make_node("Transpose", ["some"], ["turned"], perm=[1, 0, 2]),
-        helper.make_node("Add", ["turned", "mean"], ["other"]),
-        helper.make_node("Softmax", ["x"], ["soft"], axis=1),
-        helper.make_node("Add", ["soft", "bias"], ["biased"]),
-    ]
-    feeds = {
-        "x": draw((2, 4, 3), 1),
-        "z": draw((2, 3, 3), 2),
-        "bias": draw((4, 1), 3),
-        "one": ints(1),
-        "end": ints(-1),
-        "flat": ints(-1, 3),
-        "twos": ints(1, 2, 1),
-        "picked": ints(1, 1, 0),
-    }
-    kind = onnx.TensorProto.DOUBLE
-    model, floats = model_of(nodes, feeds, {"scaled": kind, "other": kind, "biased": kind})
-    dims = {"x": ["N", "S", 3], "z": ["N", "T", 3], "bias": ["S", 1]}
-    check((with_symbols(model, dims), floats))
+    model = parse(
+        """g (double[N,S,3] x, double[N,T,3] z, double[S,1] bias)
+          => (double[A,B,3] scaled, double[C,D,3] other, double[E,F,3] biased)
+        <int64[1] one = {1}, int64[1] end = {-1}, int64[2] flat = {-1, 3},
+         int64[3] twos = {1, 2, 1}, int64[3] picked = {1, 1, 0}> {
+          joined = Concat <axis = 1> (x, z)  cut = Slice (joined, one, end, one)
+          rows = Reshape (cut, flat)  mean = ReduceMean <keepdims = 0> (rows)
+          tiled = Tile (x, twos)  scaled = Mul (tiled, mean)
+          some = Gather <axis = 1> (z, picked)  turned = Transpose <perm = [1, 0, 2]> (some)
+          other = Add (turned, mean)
+          soft = Softmax <axis = 1> (x)  biased = Add (soft, bias) }"""
+    )
+    check((model, {"x": draw((2, 4, 3), 1), "z": draw((2, 3, 3), 2), "bias": draw((4, 1), 3)}))
 
 
 def test_dimensions_that_may_broadcast() -> None:

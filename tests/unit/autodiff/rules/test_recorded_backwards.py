@@ -20,32 +20,20 @@ from memplan.proto.surrogates import (
 
 def recorded(**stated: int) -> onnx.ModelProto:
     """loss = sum(3 · y), where y is 5 · x with the gradient min(gradient, 2) · x."""
-
-    def info(name: str, shape: list[int]) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-
-    stated = {"number": 0, "ys": 1, "xs": 1, **stated}
-    limit = helper.make_tensor("limit", TensorProto.FLOAT, [], [2.0])
-    five = helper.make_tensor("five", TensorProto.FLOAT, [], [5.0])
-    three = helper.make_tensor("three", TensorProto.FLOAT, [], [3.0])
-    nodes = [
-        helper.make_node("Mul", ["x", "five"], ["value"], "five_times"),
-        helper.make_node(
-            GRADIENT_OF, ["value"], ["g"], "g", domain=DOMAIN, number=0, slot=0, label="f"
-        ),
-        helper.make_node("Min", ["g", "limit"], ["least"], "least"),
-        helper.make_node("Mul", ["least", "x"], ["dx"], "dx"),
-        helper.make_node(
-            WITH_GRADIENT, ["value", "x", "dx"], ["y"], "y", domain=DOMAIN, label="f", **stated
-        ),
-        helper.make_node("Mul", ["y", "three"], ["scaled"], "scaled"),
-        helper.make_node("ReduceSum", ["scaled"], ["loss"], "loss", keepdims=0),
-    ]
-    graph = helper.make_graph(
-        nodes, "g", [info("x", [3])], [info("loss", [])], [limit, five, three]
+    numbers = {"number": 0, "ys": 1, "xs": 1, **stated}
+    told = ", ".join(f"{name} = {number}" for name, number in numbers.items())
+    return onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : 20, "{DOMAIN}" : 1]>
+        g (float[3] x) => (float loss)
+        <float limit = {{2}}, float five = {{5}}, float three = {{3}}> {{
+          [five_times] value = Mul(x, five)
+          [g] g = {DOMAIN}.{GRADIENT_OF} <number = 0, slot = 0, label = "f"> (value)
+          [least] least = Min(g, limit)
+          [dx] dx = Mul(least, x)
+          [y] y = {DOMAIN}.{WITH_GRADIENT} <label = "f", {told}> (value, x, dx)
+          [scaled] scaled = Mul(y, three)
+          [loss] loss = ReduceSum <keepdims = 0> (scaled) }}"""
     )
-    imports = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=10)
 
 
 def test_the_real_gradient_stands_where_another_stood() -> None:

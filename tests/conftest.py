@@ -49,7 +49,7 @@ def no_plan_is_rejected(
     """The net that plans again what the check rejects, or the proof does not follow, must not hide
     that this happened, nor a bound that a plan contradicts be dropped in silence."""
     from memplan.planning.plan import Rejected
-    from memplan.solver.strategies import standing
+    from memplan.solver.strategies import incumbent
 
     reasons: list[str] = []
     original = Rejected.__init__
@@ -59,7 +59,7 @@ def no_plan_is_rejected(
         original(self, reason)
 
     monkeypatch.setattr(Rejected, "__init__", noted)
-    monkeypatch.setattr(standing, "contradicted", reasons.append)
+    monkeypatch.setattr(incumbent, "contradicted", reasons.append)
     yield
     if request.node.get_closest_marker("rejects") is None:
         assert not reasons, "a plan was rejected, not proved, or undercuts a certified bound"

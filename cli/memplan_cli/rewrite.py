@@ -145,7 +145,7 @@ _RARELY = (
     help="The device whose speed to assume: h200, gh200, h100, a100, rtx4090 or cpu.  [default: as "
     "--provider suggests]",
 )
-@time_limit_option("Seconds for everything up to the new file.", 10.0)
+@time_limit_option("Seconds for everything up to the new file.", 30.0)
 @click.option(
     "--effort",
     type=click.IntRange(min=0),

@@ -90,12 +90,6 @@ def passes_for(
     return make_passes(NAMES if ordered else (Prune.name,), wrt, seconds, rounds)
 
 
-def before_orders(passes: Sequence[Pass], more: Pass) -> tuple[Pass, ...]:
-    """The passes with one more ahead of the one that moves nodes."""
-    place = next((k for k, each in enumerate(passes) if each.name == Order.name), len(passes))
-    return (*passes[:place], more, *passes[place:])
-
-
 def run_passes(
     passes: Sequence[Pass],
     model: OpenModel,

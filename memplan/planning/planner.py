@@ -173,8 +173,11 @@ def make_plan(
     strategy: Strategy,
     time_limit: float,
     progress: Progress | None = None,
+    known: Plan | None = None,
 ) -> Plan:
     """Solve for the request's budget within ``time_limit`` seconds (loading code not counted).
+
+    ``known``: an earlier plan of this request, to go on from.
 
     The peaks in the plan come from the solver's evaluator; whoever writes a model re-simulates it
     (:mod:`memplan.api.rewrite.check_file`) and refuses a plan that does not hold.
@@ -200,6 +203,8 @@ def make_plan(
     elif room < prepared.floor.with_workspace:
         raise _below_floor(prepared)
     problem = prepared.encoded.problem(room - prepared.reserved_bytes, request.force)
+    if known is not None:
+        problem = replace(problem, known=(np.asarray(known.sequence, dtype=np.int64),))
     if not strategy.takes_forms:
         problem = without_forms(problem)
     start = time.perf_counter()

@@ -74,6 +74,7 @@ def _with_only(problem: Problem, forms: tuple[Form, ...]) -> Problem:
         intensive=None if problem.intensive is None else problem.intensive[:count],
         labels=labels,
         forms=tuple(replace(form, tensor=int(number[form.tensor])) for form in forms),
+        known=tuple(each for each in problem.known if each.max(initial=0) < count),
     )
 
 

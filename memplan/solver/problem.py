@@ -86,7 +86,8 @@ class Problem:
     is there, as nothing makes that form afterwards (:mod:`memplan.solver.forms`). ``start`` is
     where a search begins: ``order``, with the recomputations that were asked for; those of
     ``protected`` nodes must stay. ``forward``, ``intensive`` and ``labels`` matter to some baseline
-    planners only (:mod:`memplan.solver.strategies`); None: not known.
+    planners only (:mod:`memplan.solver.strategies`); None: not known. ``known``: sequences found
+    before, from which a search goes on; they need not fit.
     """
 
     arrays: Arrays
@@ -99,6 +100,7 @@ class Problem:
     intensive: Flags | None = None  # (N) matrix products and convolutions
     labels: Labels | None = None
     forms: tuple[Form, ...] = ()
+    known: tuple[Ints, ...] = ()
 
     @property
     def base_cost(self) -> float:

@@ -1,7 +1,8 @@
 """What ``rewrite`` may plan, as values that say how each was made from the file.
 
 A *variant* is the model as ONNX Runtime optimizes it offline, or as it is. A *candidate* is a
-variant with one choice of what its loops store, and of what goes into chunks.
+variant with one choice of what its loops store, and of what goes into chunks behind all passes,
+which so run once for all choices.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from memplan.passes.chunk.asked import NAME as CHUNK
 from memplan.passes.chunk.choose_chunks import ChunkRegions
 from memplan.passes.chunk.chunk_layers import ChunkLayers
 from memplan.passes.graph_pass import Pass
-from memplan.passes.manager import PassStep, before_orders, run_passes, without_order
+from memplan.passes.manager import PassStep, run_passes, without_order
 from memplan.planning.plain.as_loaded import as_loaded, changes_at_load
 from memplan.planning.plain.plain_plan import in_file_order
 from memplan.processes.scratch import scratch_folder
@@ -68,8 +69,8 @@ class Candidate:
     """A model that may be planned.
 
     ``loops`` changes what the variant's loops store (empty: as they are), which makes any plan cost
-    at least ``least_cost``, a fraction of the step's seconds. ``chunk`` makes chunks before nodes
-    are ordered; None: there are none.
+    at least ``least_cost``, a fraction of the step's seconds. ``chunk`` makes chunks behind the
+    passes; None: there are none.
     """
 
     variant: Variant
@@ -217,7 +218,7 @@ def steps_of(
         UsageError: an option of a pass names what is not there.
     """
     chunk, tuned = candidate.chunk, goal.session.name == "tuned"
-    passes = goal.passes if chunk is None or not tuned else before_orders(goal.passes, chunk)
+    passes = goal.passes if chunk is None or not tuned else (*goal.passes, chunk)
     pairs = zip(known[len(candidate.loops) :], passes, strict=False)
     done = tuple(step for step, _ in takewhile(lambda pair: pair[0].name == pair[1].name, pairs))
     ran = run_passes(passes, candidate.model, candidate.timeline, goal.passing, done)
@@ -262,9 +263,9 @@ def orders_of(
 ) -> tuple[tuple[PassStep, ...], ...]:
     """The steps; also without the new node order for a published strategy, which may get on better
     in the order that it was made for, and where a budget may do without an order that saves
-    workspace alone and costs memory that runs show."""
+    workspace alone and costs memory that runs show. Chunks are made in the new order alone."""
     before = without_order(steps)
-    if before is steps:
+    if before is steps or candidate.chunk is not None:
         return (steps,)
     last = reached(candidate, before)
     raised = steps[-1].timeline.peak_bytes > last.timeline.peak_bytes

@@ -28,18 +28,26 @@ from memplan.api.rewrite.loop_storage import with_loops
 from memplan.deadline import Deadline, now
 from memplan.errors import InfeasibleError, MemplanError, UsageError
 from memplan.passes.chunk.asked import NAME as CHUNK
+from memplan.passes.chunk.asked import NO_TIME
 from memplan.passes.manager import PassStep
 from memplan.planning.forms.extend_graph import kinds_for
 from memplan.planning.plain.finish_fences import PlainModel
 from memplan.planning.plain.plain_plan import plan_plain
 from memplan.planning.plan import Plan
 from memplan.planning.plan_file import ChunkDecision
-from memplan.planning.planner import PlanRequest, Prepared, make_plan, plan_request, prepare
+from memplan.planning.planner import (
+    NoPlanError,
+    PlanRequest,
+    Prepared,
+    make_plan,
+    plan_request,
+    prepare,
+)
 from memplan.simulate.opened import OpenModel
 
 _FIRST_LOOK = 1.0  # seconds
-_LEAST_SEARCH = 0.3  # of the time limit, while there is no plan
-_MADE = 0.5  # of the time left, in which chunks are to be made
+_LEAST_LOOK = 0.1  # a shorter one brings nothing
+LATE = "not tried, as time was over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +121,10 @@ class _Entry:
     def model(self) -> OpenModel:
         return reached(self.candidate, self.steps).model
 
+    @property
+    def nodes(self) -> int:
+        return len(self.model.graph.nodes)
+
 
 @dataclass(slots=True)
 class _Contest:
@@ -137,12 +149,12 @@ class _Contest:
             entries = self._entered(candidate)
             alone = len(every) == 1 and len(entries) == 1
             for entry in entries:
-                self._look(entry, math.inf if alone else _FIRST_LOOK)
+                self._look(entry, self.goal.spare(entry.nodes) if alone else _FIRST_LOOK)
         seconds = _FIRST_LOOK
         while waiting := [each for each in self.entries if not each.closed]:
             seconds *= 2
             for entry in waiting:
-                if not self._in_time(seconds):
+                if self._spare(entry.nodes) < _LEAST_LOOK:
                     return self._answer()
                 self._look(entry, seconds)
         return self._answer()
@@ -150,6 +162,10 @@ class _Contest:
     def _answer(self) -> Planned:
         if self.best is None:
             assert self.failure is not None
+            late = [kind for kind, what in self.tried.items() if what in (LATE, NO_TIME)]
+            if late and isinstance(self.failure, NoPlanError):
+                kinds = ", ".join(late)
+                self.failure.way = f"time was over before {kinds} came to anything: --time-limit"
             raise self.failure
         return replace(self.best, tried=tuple(f"{k}: {what}" for k, what in self.tried.items()))
 
@@ -157,15 +173,16 @@ class _Contest:
         """The candidate behind its passes, in every order of nodes that is to be planned; none
         where that is nothing new, or comes too late."""
         goal, chunk, ran = self.goal, candidate.chunk, self.entries
-        if not self._in_time():
-            self.tried[candidate.kind] = "no time left"
+        seconds = self._spare(0)
+        if ran and seconds < _LEAST_LOOK:
+            self.tried[candidate.kind] = LATE
             return []
-        choice = chunk is not None and goal.chunk is not None and goal.chunk.optional
-        if choice and chunk is not None and self.best is not None:
-            candidate = replace(candidate, chunk=replace(chunk, deadline=self._left().share(_MADE)))
+        if chunk is not None:
+            room = goal.room(max(seconds - _FIRST_LOOK, goal.grace))
+            candidate = replace(candidate, chunk=replace(chunk, room=room))
         known = next((e.steps for e in ran if e.candidate.model is candidate.model), ())
         steps = steps_of(candidate, goal, known)
-        if choice:
+        if chunk is not None and goal.chunk is not None and goal.chunk.optional:
             chunks = _decisions(steps)
             if not chunks or any(_decisions(each.steps) == chunks for each in ran):
                 note = next(step.note for step in steps if step.name == CHUNK)
@@ -189,7 +206,7 @@ class _Contest:
         entry.closed = True  # unless its search uses up its time
         try:
             entry.asked = entry.asked or _prepared(entry, goal)
-            found = _plan(entry, goal, self._left(seconds))
+            found = _plan(entry, goal, self._deadline(entry, seconds))
         except (InfeasibleError, UsageError) as error:
             self.failure = error
             self.tried.setdefault(kind, "no plan")
@@ -204,28 +221,21 @@ class _Contest:
             return False
         return self.best.extra_cost <= least_cost
 
-    @property
-    def _spare(self) -> float:
-        """Seconds that are left for plans."""
-        nodes = max((len(each.model.graph.nodes) for each in self.entries), default=0)
-        return self.goal.deadline.left - self.goal.closing_seconds * nodes
+    def _spare(self, nodes: int) -> float:
+        """Seconds that are left for plans of graphs of so many nodes; the first plan may come a
+        little late."""
+        if self.best is not None:
+            return self.goal.spare(max(nodes, len(self.best.plan.sequence)))
+        return self.goal.spare(nodes) + self.goal.grace
 
-    @property
-    def _least(self) -> float:
-        """Seconds for a search while there is no plan, however long the rest has taken."""
-        return _LEAST_SEARCH * self.goal.deadline.seconds if self.best is None else 0.0
-
-    def _in_time(self, seconds: float = 0.0) -> bool:
-        """Whether a look of so many seconds may begin."""
-        return self._spare > 0 or seconds < self._least
-
-    def _left(self, seconds: float = math.inf) -> Deadline:
+    def _deadline(self, entry: _Entry, seconds: float) -> Deadline:
         """The end of a search of so many seconds, or of all that are left. Where rounds are counted
-        there is none."""
+        there is none. The first search is never without time, however long all else has taken."""
         deadline = self.goal.deadline
         if math.isinf(deadline.seconds):
             return deadline
-        return Deadline(min(seconds, max(self._spare, self._least, 0.0)), deadline.clock)
+        least = 0.0 if self.failure or self.best else _FIRST_LOOK
+        return Deadline(max(min(seconds, self._spare(entry.nodes)), least), deadline.clock)
 
 
 def _better(found: Planned, other: Planned | None, goal: Goal) -> Planned:
@@ -268,7 +278,8 @@ def _plan(entry: _Entry, goal: Goal, deadline: Deadline) -> Planned:
     model, asked, plain, begun = entry.model, entry.asked, None, now()
     try:
         if isinstance(asked, Prepared):
-            plan = make_plan(asked, goal.strategy, deadline.left, goal.progress)
+            known = None if entry.best is None else entry.best.plan
+            plan = make_plan(asked, goal.strategy, deadline.left, goal.progress, known)
         else:
             assert asked is not None
             plan, plain = plan_plain(model, asked, goal.strategy, deadline, goal.progress)

@@ -19,7 +19,6 @@ from memplan.ir.graph import ABSENT, Graph
 from memplan.ops.kernels import COPY_OPS
 from memplan.planning.apply import RELOAD
 from memplan.planning.plan import Plan, Rejected
-from memplan.processes.garbage import collector_paused
 from memplan.proto.read import reread
 from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import PreparedModel, prepare
@@ -33,7 +32,6 @@ from memplan.units import counted
 _NAMED = 3
 
 
-@collector_paused()
 def sound_timeline(
     model: onnx.ModelProto,
     before: PreparedModel,

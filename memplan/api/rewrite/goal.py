@@ -11,7 +11,7 @@ from memplan.deadline import Deadline
 from memplan.errors import UsageError
 from memplan.ops.cost import DEVICES, Device, device_for
 from memplan.passes.chunk.asked import NONE as NO_CHUNKS
-from memplan.passes.chunk.asked import Asked
+from memplan.passes.chunk.asked import Asked, Room
 from memplan.passes.graph_pass import Pass
 from memplan.passes.manager import passes_for
 from memplan.passes.prune import Prune
@@ -72,7 +72,7 @@ class RewriteOptions:
     session: str = "tuned"
     provider: str = "cpu"
     optimize: str = "extended"
-    time_limit: float = 10.0
+    time_limit: float = 30.0
     effort: int = 0
     keep: tuple[str, ...] = ()
     recompute: tuple[str, ...] = ()
@@ -114,8 +114,11 @@ class Source:
     analyzed: OpenModel | None = None
 
 
-# Of the time limit, until passes may begin that only save memory; and at least so many seconds.
-_PASSES, _LEAST_PASSES = 0.5, 2.0
+# Of the time limit, until passes may begin that only save memory.
+_PASSES = 0.5
+# For every node, what is to be written takes about so many times what opening took: applying,
+# checking its bytes, proving and writing. Making chunks and encoding them take so many.
+_CLOSING, _MAKING = 2.5, 1.0
 # The pass that orders nodes may take this share of the time left, and at most so long.
 _ORDER_SHARE, _ORDER_SECONDS = 0.25, 2.0
 
@@ -131,8 +134,8 @@ class Goal:
     anyway.
 
     ``deadline`` is that of the whole, and never passes where rounds are counted;
-    ``closing_seconds`` of it for every node are left for what comes behind the search: applying,
-    simulating and proving.
+    ``opening_seconds``: what opening the file took for every node. As this machine is as busy, the
+    steps that look at no clock will take their multiple.
 
     ``prune_alone``: no other pass runs, as a plan was rejected before
     (:mod:`memplan.api.rewrite.finish`).
@@ -147,7 +150,7 @@ class Goal:
     costs: NodeCosts
     loops: str
     deadline: Deadline
-    closing_seconds: float = 0.0
+    opening_seconds: float = 0.0
     forms: frozenset[str] = NO_KINDS
     chunk: Asked | None = None
     progress: Progress | None = None
@@ -173,8 +176,23 @@ class Goal:
     @property
     def passing(self) -> Deadline:
         """For passes that only save memory: half of the time, counted from the beginning."""
-        seconds = max(_PASSES * self.deadline.seconds, _LEAST_PASSES)
+        seconds = _PASSES * self.deadline.seconds
         return Deadline(seconds - self.deadline.spent, self.deadline.clock)
+
+    def spare(self, nodes: int) -> float:
+        """Seconds until a graph of so many nodes must be ready to be written."""
+        closing = _CLOSING * self.opening_seconds * nodes
+        return self.deadline.seconds - self.deadline.spent - closing
+
+    @property
+    def grace(self) -> float:
+        """Seconds behind the deadline for which a first plan may be looked for."""
+        return max(1.0, 0.1 * self.deadline.seconds)
+
+    def room(self, seconds: float) -> Room:
+        """So many seconds for chunks and all that comes of them."""
+        each = (_MAKING + _CLOSING) * self.opening_seconds
+        return Room(Deadline(seconds, self.deadline.clock), each)
 
 
 def given_options(budget: object) -> RewriteOptions:

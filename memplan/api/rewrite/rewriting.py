@@ -63,6 +63,7 @@ from memplan.planning.plain.fences import OLDEST_OPSET
 from memplan.planning.plan_file import PlanFile, read_plan
 from memplan.planning.planner import NoPlanError
 from memplan.planning.selections import selectors_for
+from memplan.processes.garbage import collector_paused
 from memplan.processes.scratch import scratch_folder
 from memplan.proto.external import settle_links
 from memplan.proto.metadata import get_metadata
@@ -80,11 +81,6 @@ from memplan.simulate.timeline import simulate
 from memplan.solver.strategy import Progress
 
 __all__ = ["Rewrite", "RewriteOptions", "default_output", "replay", "rewrite"]
-
-_CLOSING = 2.5
-"""Applying, simulating and proving take about as many times what opening took, for every node."""
-_GRACE = 2.0
-"""Seconds that they may take behind the time limit."""
 
 
 def rewrite(
@@ -182,6 +178,7 @@ class _Again:
         return {n: size for n, size in self.plan.dims.items() if n in known}
 
 
+@collector_paused()
 def _rewrite(
     path: Path,
     options: RewriteOptions,
@@ -212,7 +209,6 @@ def _rewrite(
         compiling = _warm_up() if again is None else 0.0
         deadline = Deadline(math.inf if options.effort else options.time_limit)
         source = replace(_read(path, proto, dims, options, session, stack), placement=placement)
-        nodes = max(1, len(source.model.graph.nodes))
         goal = Goal(
             options=options,
             session=session,
@@ -221,7 +217,7 @@ def _rewrite(
             costs=node_costs(source.model, options),
             loops=loops_policy(options.scan_recompute, strategy, session),
             deadline=deadline,
-            closing_seconds=max(0.0, _CLOSING * deadline.spent - _GRACE) / nodes,
+            opening_seconds=deadline.spent / max(1, len(source.model.graph.nodes)),
             forms=forms_for(options, strategy),
             chunk=chunks,
             progress=progress,

@@ -12,8 +12,7 @@ from memplan.simulate.timeline import Timeline
 
 NAME = "chunk"
 """Of every pass that makes chunks."""
-NO_DEADLINE = Deadline()
-NO_TIME = "no time left"
+NO_TIME = "time was over"
 AUTO, NONE = "auto", "none"
 REGIONS, LAYERS = "regions", "layers"
 FEW = (2, 4)
@@ -21,6 +20,22 @@ FEW = (2, 4)
 rows are faster, and recomputation may do the rest."""
 OLDEST_OPSET = 13
 """Before it, axes and bounds are attributes, and Softmax flattens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The time that there is for chunks: until ``deadline``, less the ``seconds`` that a graph
+    takes for every node once it is chosen."""
+
+    deadline: Deadline
+    seconds: float
+
+    def holds(self, nodes: int) -> bool:
+        """Whether there is time for a graph of so many nodes."""
+        return self.deadline.left > nodes * self.seconds
+
+
+UNLIMITED = Room(Deadline(), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +49,11 @@ class Asked:
 
     @property
     def tries(self) -> tuple[tuple[str, int], ...]:
-        """Each kind, with how many chunks of it are to be tried (0: as many as are good); what is
-        made in the least time comes first."""
+        """Each kind, with how many chunks of it are to be tried (0: as many as are good). What
+        holds a budget by itself comes first, what takes longest to make comes last."""
         few = [(LAYERS, count) for count in FEW] if self.optional else []
-        return (*few, *((kind, self.count) for kind in self.kinds))
+        first, *others = [(kind, self.count) for kind in self.kinds]
+        return (first, *few, *others)
 
 
 def parse_chunks(text: str) -> Asked | None:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from memplan.deadline import Deadline
-from memplan.passes.chunk.asked import NAME, NO_DEADLINE, NO_TIME, REGIONS, reason_against
+from memplan.passes.chunk.asked import NAME, NO_TIME, REGIONS, UNLIMITED, Room, reason_against
 from memplan.passes.chunk.chunk_candidates import Candidate, again, candidates
 from memplan.passes.chunk.chunk_state import State, chunked, sized, stated
 from memplan.passes.graph_pass import Applied, peak_did_not_rise
@@ -43,14 +42,14 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class ChunkRegions:
     """``count``: chunks of every region, 0: what saves most. ``budget_bytes``: a peak that is low
-    enough (0: none is). ``deadline``: of the choice; where it passes, there are no chunks, as what
-    there was time for would depend on the machine."""
+    enough (0: none is). ``room``: the time for the choice, which is the best of what was tried by
+    then."""
 
     name: ClassVar[str] = NAME
     kind: ClassVar[str] = REGIONS
     count: int = 0
     budget_bytes: int = 0
-    deadline: Deadline = NO_DEADLINE
+    room: Room = UNLIMITED
 
     def apply(self, model: OpenModel, timeline: Timeline) -> Applied:
         """The model with regions in chunks, as far as peak or floor falls and neither rises.
@@ -66,15 +65,17 @@ class ChunkRegions:
         state, choices = self._chosen(start)
         if choices and not self.count:
             state, choices = self._refined(start, state, choices)
-        if self.deadline.passed:
-            return Applied(model, note=NO_TIME)
         if not choices:
-            return Applied(model, note="no region saves anything")
+            in_time = self._in_time(state)
+            return Applied(model, note="no region saves anything" if in_time else NO_TIME)
         return Applied(
             stated(state.model),
             "; ".join(str(choice) for choice in choices),
             tuple(choice.decision for choice in choices),
         )
+
+    def _in_time(self, state: State) -> bool:
+        return self.room.holds(len(state.model.graph.nodes))
 
     def _chosen(self, start: State) -> tuple[State, list[Choice]]:
         """One kind of regions after the other, each that which brings most."""
@@ -91,8 +92,8 @@ class ChunkRegions:
         """The best change of one kind of regions; None if none is worth it."""
         best: tuple[State, Choice] | None = None
         for candidate in candidates(state, _LEAST_SEED * state.floor_bytes):
-            if self.deadline.passed:
-                return None
+            if not self._in_time(state):
+                break
             found = self._best_count(candidate, state, start)
             if found is not None and (best is None or found[0].gain_over(best[0]) >= LEAST_GAIN):
                 best = found
@@ -114,6 +115,8 @@ class ChunkRegions:
             return None
         best: tuple[State, Choice] | None = None
         for count in counts:
+            if not self._in_time(state):
+                break
             after = chunked(state, candidate.regions, count)
             if is_lower(after, state if best is None else best[0], start):
                 best = after, Choice(candidate, count, candidate.describe(graph))
@@ -126,7 +129,7 @@ class ChunkRegions:
     ) -> tuple[State, list[Choice]]:
         """The same regions in twice as many chunks, where that brings more by now."""
         for place in range(len(choices)):
-            while not self.deadline.passed:
+            while self._in_time(state):
                 choice = choices[place]
                 more = Choice(choice.candidate, 2 * choice.count, choice.words)
                 tried = [*choices[:place], more, *choices[place + 1 :]]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
-from memplan.deadline import Deadline
 from memplan.ir.graph import Graph
 from memplan.passes.change import facts_of
-from memplan.passes.chunk.asked import LAYERS, NAME, NO_DEADLINE, NO_TIME, reason_against
+from memplan.passes.chunk.asked import LAYERS, NAME, NO_TIME, UNLIMITED, Room, reason_against
 from memplan.passes.chunk.choose_chunks import is_lower
 from memplan.passes.chunk.chunk_candidates import COUNTS, seeds
 from memplan.passes.chunk.chunk_state import State, chunked, sized, stated
@@ -54,13 +54,13 @@ class Cut:
 @dataclass(frozen=True, slots=True)
 class ChunkLayers:
     """``count`` chunks, 0: as many as are good. ``budget_bytes``: a peak that is low enough (0:
-    none is). ``deadline``: see :class:`~memplan.passes.chunk.choose_chunks.ChunkRegions`."""
+    none is). ``room``: see :class:`~memplan.passes.chunk.choose_chunks.ChunkRegions`."""
 
     name: ClassVar[str] = NAME
     kind: ClassVar[str] = LAYERS
     count: int = 0
     budget_bytes: int = 0
-    deadline: Deadline = NO_DEADLINE
+    room: Room = UNLIMITED
 
     def apply(self, model: OpenModel, timeline: Timeline) -> Applied:
         """The model with as few nodes more as it takes to hold the budget. Where none are enough:
@@ -69,49 +69,60 @@ class ChunkLayers:
         if reason:
             return Applied(model, note=reason)
         start = sized(model, timeline)
-        cuts = _cuts(start, self.count)
-        found = self._cheapest(start, cuts) or self._lowest(start, cuts)
-        if self.deadline.passed:
-            return Applied(model, note=NO_TIME)
-        if found is None:
-            return Applied(model, note="no layers divide into chunks with enough rows")
-        state, cut = found
-        graph = start.model.graph
-        return Applied(stated(state.model), cut.describe(graph), (cut.decision(graph),))
+        every = _cuts(start, self.count)
+        cuts = [cut for cut in every if self._in_time(start, cut)]
+        if not cuts:
+            none = "no layers divide into chunks with enough rows"
+            return Applied(model, note=NO_TIME if every else none)
+        made = cache(lambda place: chunked(start, [cuts[place].turn.region], cuts[place].count))
+        place = self._cheapest(start, cuts, made)
+        if place is None:
+            place = self._lowest(start, cuts, made)
+        if place is None:
+            return Applied(model, note="no layers save anything")
+        cut, graph = cuts[place], start.model.graph
+        return Applied(stated(made(place).model), cut.describe(graph), (cut.decision(graph),))
 
-    def _cheapest(self, start: State, cuts: Sequence[Cut]) -> tuple[State, Cut] | None:
-        """What adds the fewest nodes of all that hold the budget; None if nothing does."""
-        most = max(cuts, key=lambda cut: cut.added, default=None)
-        if most is None or not self.budget_bytes:
+    def _in_time(self, start: State, cut: Cut) -> bool:
+        return self.room.holds(len(start.model.graph.nodes) + cut.added)
+
+    def _cheapest(
+        self, start: State, cuts: Sequence[Cut], made: Callable[[int], State]
+    ) -> int | None:
+        """The cut that adds the fewest nodes of all that hold the budget; None if not even the
+        last does, which adds most.
+
+        ``made``: the model with the cut of a place.
+        """
+        last = len(cuts) - 1
+        if not self.budget_bytes or made(last).peak_bytes > self.budget_bytes:
             return None
-        last = chunked(start, [most.turn.region], most.count)
-        if last.peak_bytes > self.budget_bytes:
-            return None
-        for cut in sorted(cuts, key=lambda cut: cut.added):
-            if self.deadline.passed:
-                break
-            state = last if cut is most else chunked(start, [cut.turn.region], cut.count)
+        for place, cut in enumerate(cuts):
+            if not self._in_time(start, cut):
+                return last
+            state = made(place)
             if state.peak_bytes <= self.budget_bytes and is_lower(state, start, start):
-                return state, cut
+                return place
         return None
 
-    def _lowest(self, start: State, cuts: Sequence[Cut]) -> tuple[State, Cut] | None:
+    def _lowest(
+        self, start: State, cuts: Sequence[Cut], made: Callable[[int], State]
+    ) -> int | None:
         """All layers, in the fewest chunks of which twice as many bring little."""
-        best: tuple[State, Cut] | None = None
-        largest = max((len(cut.turn.region.uses) for cut in cuts), default=0)
-        for cut in cuts:
-            if self.deadline.passed:
+        best: int | None = None
+        largest = len(cuts[-1].turn.region.uses)
+        for place, cut in enumerate(cuts):
+            if len(cut.turn.region.uses) < largest:
+                continue
+            before = start if best is None else made(best)
+            if not self._in_time(start, cut) or not is_lower(made(place), before, start):
                 break
-            if len(cut.turn.region.uses) == largest:
-                after = chunked(start, [cut.turn.region], cut.count)
-                if not is_lower(after, best[0] if best else start, start):
-                    break
-                best = after, cut
+            best = place
         return best
 
 
 def _cuts(state: State, count: int) -> list[Cut]:
-    """What layers there are along an axis, in how many chunks each."""
+    """What layers there are along an axis, in how many chunks each; what adds most comes last."""
     graph, forward = state.model.graph, state.model.phases.forward
     facts = facts_of(state.model)
     for seed in seeds(state, _LEAST_SEED * state.floor_bytes):
@@ -123,7 +134,7 @@ def _cuts(state: State, count: int) -> list[Cut]:
                 for each in _counts(graph, turn, count)
             ]
             if cuts:
-                return cuts
+                return sorted(cuts, key=lambda cut: cut.added)
     return []
 
 

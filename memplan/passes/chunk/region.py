@@ -261,10 +261,14 @@ class Growth:
             and self.graph.tensors[self.graph.nodes[node].inputs[use.addend]].producer in behind
         }
 
+    def span(self) -> Sequence[Node]:
+        """The nodes from the first of the region to its last: nothing else lies between any two."""
+        return self.graph.nodes[min(self.uses) : max(self.uses) + 1]
+
     def descendants(self) -> set[int]:
-        """Nodes that depend on the region, itself included."""
+        """Nodes of the span that depend on the region, itself included."""
         found = set(self.uses)
-        for node in self.graph.nodes:
+        for node in self.span():
             if node.id not in found and any(
                 self.graph.tensors[t].producer in found for t in node.reads
             ):
@@ -324,7 +328,7 @@ class Growth:
     def earliest_blocks(self, late: set[int]) -> dict[int, int]:
         """How often the way to each node of the region leaves it."""
         depth: dict[int, int] = {}
-        for node in self.graph.nodes:
+        for node in self.span():
             if node.id in self.uses:
                 producers = list(self.sources(node.id, late))
                 steps = [depth.get(p, 0) for p in producers]

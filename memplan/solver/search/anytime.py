@@ -59,7 +59,6 @@ from memplan.solver.search.params import SearchOptions
 from memplan.solver.search.prune_sequence import prune
 from memplan.solver.search.repair import cost_of, repair
 from memplan.solver.search.starts import Starts
-from memplan.solver.strategy import Progress
 
 _LOG = logging.getLogger(__name__)
 
@@ -68,7 +67,7 @@ def solve(
     problem: Problem,
     deadline: Deadline,
     options: SearchOptions | None = None,
-    progress: Progress | None = None,
+    found: Callable[[Ints], None] | None = None,
     enough: Callable[[float], bool] | None = None,
     meet: Callable[[Ints], Ints] | None = None,
 ) -> Decision:
@@ -78,12 +77,12 @@ def solve(
         problem: what to solve.
         deadline: when to stop.
         options: see :class:`SearchOptions`.
-        progress: told of improvements.
+        found: told of every sequence that fits and is better than those before.
         enough: given the best extra cost in seconds, says whether to stop (a bound is reached).
         meet: given the best sequence before the last refinement, returns the one to refine (of
             several searches: the best of all).
     """
-    search = AnytimeSearch(problem, deadline, options or SearchOptions(), progress, enough, meet)
+    search = AnytimeSearch(problem, deadline, options or SearchOptions(), found, enough, meet)
     decision = search.run()
     if _LOG.isEnabledFor(logging.INFO):
         search.log_end(decision)
@@ -98,7 +97,7 @@ class AnytimeSearch:
         problem: Problem,
         deadline: Deadline,
         options: SearchOptions,
-        progress: Progress | None = None,
+        found: Callable[[Ints], None] | None = None,
         enough: Callable[[float], bool] | None = None,
         meet: Callable[[Ints], Ints] | None = None,
     ) -> None:
@@ -108,7 +107,7 @@ class AnytimeSearch:
             raise ValueError("a start names nodes that the problem does not have")
         self.problem, self.arrays, self.budget = problem, problem.arrays, problem.budget
         self.options, self.params = options, options.params
-        self.progress, self.enough, self.meet = progress, enough, meet
+        self.found, self.enough, self.meet = found, enough, meet
         self.random = np.random.default_rng(options.seed)
         self.original: Flags = np.zeros(len(self.arrays.cost), np.bool_)
         self.original[problem.order] = True
@@ -355,8 +354,8 @@ class AnytimeSearch:
         if extra < self.told:
             self.told = extra
             _LOG.debug("%s: +%.3f%% after %d rounds", self.label, 100 * extra, self.rounds)
-            if self.progress is not None:
-                self.progress(self._peak(self.best), extra)
+            if self.found is not None:
+                self.found(settle(self.arrays, self.best))
 
     def _repair(
         self,
@@ -422,9 +421,6 @@ class AnytimeSearch:
 
     def _excess(self, sequence: Ints) -> float:
         return float(excess_of(evaluate(self.arrays, sequence), self.budget))
-
-    def _peak(self, sequence: Ints) -> int:
-        return int(evaluate(self.arrays, sequence).total.max(initial=0))
 
     def _late(self) -> bool:
         return self.deadline.passed

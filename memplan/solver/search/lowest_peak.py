@@ -17,7 +17,6 @@ from memplan.solver.forms import stripped, with_all_encoded, with_forms, without
 from memplan.solver.problem import Decision, Ints, Problem
 from memplan.solver.search.anytime import solve
 from memplan.solver.search.params import SearchOptions
-from memplan.solver.strategy import Progress
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ def solve_from(
     start: Ints,
     deadline: Deadline,
     options: SearchOptions,
-    progress: Progress | None = None,
+    found: Callable[[Ints], None] | None = None,
     enough: Callable[[float], bool] | None = None,
 ) -> Decision:
     """The best sequence found until ``deadline`` from ``start`` alone, which need not fit."""
@@ -43,8 +42,8 @@ def solve_from(
         return decide(problem, problem.start)
     narrow = replace(options, params=replace(options.params, explore=0.0, keep_shaking=False))
     if begin.feasible:
-        return solve(problem, deadline, replace(narrow, starts=(start,)), progress, enough)
-    return solve(replace(problem, start=start), deadline, narrow, progress, enough)
+        return solve(problem, deadline, replace(narrow, starts=(start,)), found, enough)
+    return solve(replace(problem, start=start), deadline, narrow, found, enough)
 
 
 def lowest_peak(

@@ -85,9 +85,9 @@ class Greedy(Strategy):
 
         deadline = Deadline(time_limit)
         options = SearchOptions(order=False, refine=False)
-        found = solve(without_forms(problem), deadline, options, progress)
+        found = solve(without_forms(problem), deadline, options)
         if problem.forms:
-            other = solve(with_all_encoded(problem), deadline, options, progress)
+            other = solve(with_all_encoded(problem), deadline, options)
             other = decide(problem, stripped(problem, other.sequence))
             found = other if better(other, found) else found
         return Outcome(found)

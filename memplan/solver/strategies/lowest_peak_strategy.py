@@ -40,7 +40,8 @@ class Lowest(Strategy):
         deadline = Deadline(time_limit)
         down = self._down(problem, deadline.share(_DOWN))
         left = max(0.01, deadline.left)
-        outcome = self.strategy.solve(replace(problem, budget=down.peak), left, progress)
+        aimed = replace(problem, budget=down.peak, known=(down.sequence,))
+        outcome = self.strategy.solve(aimed, left, progress)
         if not outcome.decision.feasible or outcome.decision.extra_cost > down.extra_cost:
             return replace(outcome, decision=down)
         return outcome
@@ -57,7 +58,8 @@ class Lowest(Strategy):
             return self._halved(problem, deadline.seconds / _HALVES)
         effort = Effort() if search.iterations else Effort(deadline)
         options = SearchOptions(bool(search.order), search.seed, search.iterations)
-        begin = decide(problem, problem.start)
+        every = (decide(problem, each) for each in (problem.start, *problem.known))
+        begin = min(every, key=lambda decision: decision.peak)
         return lowest_plan(problem, begin, effort, options, problem.budget)
 
     def _halved(self, problem: Problem, seconds: float) -> Decision:

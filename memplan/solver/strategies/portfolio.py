@@ -16,6 +16,7 @@ import logging
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from functools import partial
 
 from memplan.deadline import Deadline
 from memplan.solver.bound.milp import Effort
@@ -32,8 +33,8 @@ from memplan.solver.problem import Decision, Ints, Problem
 from memplan.solver.search.anytime import solve
 from memplan.solver.search.lowest_peak import solve_from
 from memplan.solver.search.params import PARAMS, SearchOptions, SearchParams
+from memplan.solver.strategies.incumbent import TROUBLE, Certificate, Incumbent
 from memplan.solver.strategies.lowest_peak_strategy import lowest_plan
-from memplan.solver.strategies.standing import TROUBLE, Certificate, Standing
 from memplan.solver.strategy import Progress
 
 _LOG = logging.getLogger(__name__)
@@ -58,6 +59,8 @@ class PortfolioParams:
     more time for a byte than most recomputations, and hide them from a short search."""
     poll_seconds: float = 0.05
     """How often the searches are asked whether they are done, to stay open to Ctrl-C."""
+    patience_seconds: float = 0.2
+    """How long they are waited for behind the deadline, where there is a plan."""
 
     # By rounds.
     tree: int = 30
@@ -97,11 +100,11 @@ def solve_portfolio(
     if not options.order:
         # What stands early by choice is in no file's order.
         problem = without_forms(problem)
-    begin = None
     if problem.forms:
         first = deadline.share(options.params.fewer_forms)
-        begin, _ = solve_portfolio(without_last_kind(problem), first, options, progress)
-    return _Portfolio(problem, deadline.share(), options, progress, begin).run()
+        found, _ = solve_portfolio(without_last_kind(problem), first, options, progress)
+        problem = replace(problem, known=(*problem.known, found.sequence))
+    return _Portfolio(problem, deadline.share(), options, progress).run()
 
 
 class _Portfolio:
@@ -113,41 +116,36 @@ class _Portfolio:
         deadline: Deadline,
         options: PortfolioOptions,
         progress: Progress | None,
-        begin: Decision | None,
     ) -> None:
-        """``begin``: a plan with one kind of forms fewer, to go on from, if there are any."""
         self.searched = with_all_encoded(problem)
-        self.problem, self.options, self.progress = problem, options, progress
+        self.problem, self.options = problem, options
         self.params, self.deadline = options.params, deadline
         self.free = SearchOptions(options.order, options.seed, options.iterations)
         self.free = replace(self.free, params=options.search)
         self.halt = threading.Event()
-        self.standing = Standing(problem, options.gap)
-        if begin is not None:
-            self.standing.keep(decide(problem, begin.sequence), "search among fewer forms")
+        self.incumbent = Incumbent(problem, options.gap, progress)
         self.bound: OrderFreeBound | None = None
-        self.lock = threading.Lock()
 
     def run(self) -> tuple[Decision, Certificate]:
         """All searches, and the certificate between or beside them."""
         try:
-            if self.options.iterations:
+            if self.incumbent.closed:
+                pass
+            elif self.options.iterations:
                 self._one_by_one()
             else:
                 self._side_by_side()
         except KeyboardInterrupt:
             # Anytime: what was found by now is a whole answer.
-            if self.standing.best is None:
+            if not self.incumbent.fits:
                 raise
-        best = self.standing.best
-        assert best is not None
         _LOG.info(
             "plan by %s after %.1f s; %s",
-            self.standing.source,
+            self.incumbent.source,
             self.deadline.spent,
-            self.standing.why_stopped(self.deadline.passed),
+            self.incumbent.why_stopped(self.deadline.passed),
         )
-        return best, self.standing.certificate()
+        return self.incumbent.best, self.incumbent.certificate()
 
     def _one_by_one(self) -> None:
         """Every step in this thread, each for its rounds."""
@@ -163,12 +161,14 @@ class _Portfolio:
         self._certify()
 
     def _side_by_side(self) -> None:
-        """One thread explores all the time, the other has many things to do."""
-        with ThreadPoolExecutor(max_workers=2) as pool:
-            try:
-                self._wait([pool.submit(self._explore, 0), pool.submit(self._second_thread)])
-            finally:
-                self.halt.set()
+        """One thread explores all the time, the other has many things to do. What is late by a
+        step that looks at no clock is left behind: it ends by itself, and nobody hears of it."""
+        pool = ThreadPoolExecutor(max_workers=2)
+        try:
+            self._wait([pool.submit(self._explore, 0), pool.submit(self._second_thread)])
+        finally:
+            self.halt.set()
+            pool.shutdown(wait=False)
 
     def _second_thread(self) -> None:
         self._keep_order()
@@ -187,12 +187,12 @@ class _Portfolio:
 
     def _explore(self, turn: int, anew: bool = False) -> None:
         """Search with the seed of ``turn`` until time or rounds are over; ``anew``: not from the
-        best plan, where one was found with fewer forms."""
-        if self.standing.best is not None and self._done():
+        best plan, where one was known before."""
+        if turn and self._done():
             return
         options = replace(self.free, seed=self.free.seed + turn)
-        if self.problem.forms and not anew:
-            options = replace(options, starts=(self._with_forms(self.standing.sequence),))
+        if self.problem.known and not anew:
+            options = replace(options, starts=(self._with_forms(self.incumbent.sequence),))
         self._search(options, self.deadline.share())
 
     def _certify(self) -> None:
@@ -206,7 +206,7 @@ class _Portfolio:
                 if self.options.iterations and looks >= self.params.looks:
                     return
         except TROUBLE as error:
-            self.standing.without_bound(error)
+            self.incumbent.without_bound(error)
 
     def _look(self) -> bool:
         """One look at the bound, and searches from its starts; whether anything was new."""
@@ -218,10 +218,10 @@ class _Portfolio:
         if self.bound is None:
             order_kept = not self.options.order
             self.bound = OrderFreeBound(
-                self.problem, effort, self.standing.learn, params, order_kept
+                self.problem, effort, self.incumbent.learn, params, order_kept
             )
         self.bound.effort = effort
-        starts = self.bound.look(self.standing.sequence, self.standing.wanted)
+        starts = self.bound.look(self.incumbent.sequence, self.incumbent.wanted)
         for followed, start in enumerate(starts):
             if followed < self.params.followed and not self._done():
                 self._search_from(start)
@@ -232,74 +232,60 @@ class _Portfolio:
 
         Greedy gets stuck in front of its aim; on the way to a lower one it may pass the budget.
         """
-        if self.standing.fits or self._done():
+        if self.incumbent.fits or self._done():
             return
         effort = Effort(self.deadline.share(self.params.lowest), self._fits)
-        best = self.standing.best
-        begin = best if best is not None else decide(self.problem, self.problem.start)
-        found = lowest_plan(self.problem, begin, effort, self.free)
-        self.standing.keep(found, "drive for the lowest peak")
+        found = lowest_plan(self.problem, self.incumbent.best, effort, self.free)
+        self.incumbent.keep(found, "drive for the lowest peak")
 
     # What they need.
 
     def _search(self, options: SearchOptions, deadline: Deadline) -> None:
         """Search, and keep what is found; of several at a time, all refine the best in the end."""
         meet = self._meet if not options.iterations and options.order == self.free.order else None
-        found = solve(self.searched, deadline, options, self._tell(), self._enough, meet)
-        self._keep(found, "search")
+        found = solve(self.searched, deadline, options, self._keep, self._enough, meet)
+        self._keep(found.sequence)
 
     def _search_from(self, start: Ints) -> None:
         deadline = self._share(self.params.followed_start)
-        start, tell = self._with_forms(start), self._tell()
-        found = solve_from(self.searched, start, deadline, self.free, tell, self._enough)
-        self._keep(found, "certificate")
+        start, keep = self._with_forms(start), partial(self._keep, source="certificate")
+        keep(solve_from(self.searched, start, deadline, self.free, keep, self._enough).sequence)
 
-    def _keep(self, found: Decision, source: str) -> None:
+    def _keep(self, sequence: Ints, source: str = "search") -> None:
         """Remember what a search with all forms found, as a decision of the problem."""
-        if self.problem.forms:
-            found = decide(self.problem, stripped(self.problem, found.sequence))
-        self.standing.keep(found, source)
+        self.incumbent.keep(decide(self.problem, stripped(self.problem, sequence)), source)
 
     def _with_forms(self, sequence: Ints) -> Ints:
         return with_forms(self.problem, sequence) if self.problem.forms else sequence
 
     def _meet(self, sequence: Ints) -> Ints:
         if not self.problem.forms:
-            return self.standing.meet(sequence)
-        return self._with_forms(self.standing.meet(stripped(self.problem, sequence)))
+            return self.incumbent.meet(sequence)
+        return self._with_forms(self.incumbent.meet(stripped(self.problem, sequence)))
 
     def _share(self, share: float) -> Deadline:
         """The end of what may take a share of the whole time."""
         return self.deadline.share(most=share * self.deadline.seconds)
 
     def _fits(self) -> bool:
-        return self.halt.is_set() or self.standing.fits
+        return self.halt.is_set() or self.incumbent.fits
 
     def _done(self) -> bool:
-        return self.halt.is_set() or self.deadline.passed or self.standing.closed
+        return self.halt.is_set() or self.deadline.passed or self.incumbent.closed
 
     def _enough(self, extra: float) -> bool:
         """Whether a search with this extra cost may stop."""
-        return self.halt.is_set() or self.standing.may_stop(extra)
+        return self.halt.is_set() or self.incumbent.may_stop(extra)
 
     def _wait(self, futures: list[Future[None]]) -> None:
-        """Join the searches, but stay open to Ctrl-C."""
+        """Join the searches, but stay open to Ctrl-C; where there is a plan, not for long behind
+        the deadline."""
         pending = set(futures)
-        while pending:
+        latest = self.deadline.seconds + self.params.patience_seconds
+        while pending and not (self.incumbent.fits and self.deadline.spent > latest):
             done, pending = wait(pending, timeout=self.params.poll_seconds)
             for future in done:
                 future.result()
-
-    def _tell(self) -> Progress | None:
-        if self.progress is None:
-            return None
-        progress = self.progress
-
-        def tell(peak: int, extra: float) -> None:
-            with self.lock:
-                progress(peak, extra)
-
-        return tell
 
 
 def params_for(rounds: int) -> OrderFreeParams:

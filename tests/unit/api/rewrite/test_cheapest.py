@@ -31,6 +31,7 @@ def plan_of(cost: float) -> Any:
         extra_cost_fraction=cost,
         predicted_peak_bytes=0,
         predicted_peak_with_workspace_bytes=int(100 * (1 - cost)),
+        sequence=(),
     )
 
 
@@ -40,9 +41,10 @@ def taken(
     least: Callable[[str], float] = lambda name: 0.0,
     *,
     lowest: bool = False,
+    clock: list[float] | None = None,
 ) -> tuple[Planned, list[str], float]:
     """The plan, whose turn it was to be looked at, and when all was over."""
-    time, looked = [0.0], list[str]()
+    time, looked = [0.0] if clock is None else clock, list[str]()
 
     def look(entry: Any, goal: Any, deadline: Deadline) -> Planned:
         name = entry.candidate.kind
@@ -55,9 +57,11 @@ def taken(
             raise InfeasibleError("no plan")
         return Planned(entry.candidate, (), plan_of(found))
 
+    deadline = Deadline(limit, lambda: time[0])
     goal: Any = SimpleNamespace(
-        deadline=Deadline(limit, lambda: time[0]),
-        closing_seconds=0.0,
+        deadline=deadline,
+        spare=lambda nodes: deadline.seconds - deadline.spent,
+        grace=max(1.0, 0.1 * limit),
         lowest=lowest,
         chunk=None,
         strategy=SimpleNamespace(ignores_budget=False),
@@ -101,8 +105,17 @@ def cost(plan: Planned) -> float:
 
 def test_the_clock_is_kept_once_there_is_a_plan() -> None:
     every = {"a": [0.5] * 30, "b": [0.4] * 30, "c": [0.3] * 30}
-    for limit in (0.5, 2.0, 10.0, 61.0):
+    for limit in (1.0, 2.0, 10.0, 61.0):
         assert taken(every, limit)[2] == pytest.approx(limit)
+
+
+def test_the_first_plan_may_be_late_by_a_second_or_a_tenth() -> None:
+    every = {"a": [None] * 40, "b": [None] * 40}
+    for limit, grace in ((0.2, 1.0), (5.0, 1.0), (10.0, 1.0), (60.0, 6.0)):
+        clock = [0.0]
+        with pytest.raises(InfeasibleError):
+            taken(every, limit, clock=clock)
+        assert clock == pytest.approx([limit + grace])
 
 
 def test_a_candidate_alone_has_all_the_time() -> None:
@@ -126,8 +139,8 @@ def test_every_look_is_twice_as_long_as_the_one_before() -> None:
     assert taken({"a": [0.5] * 30, "b": [0.4] * 30}, 30.0)[1] == ["a", "b"] * 4
 
 
-def test_until_there_is_a_plan_the_next_candidate_is_looked_at_however_late() -> None:
-    found, looked, _ = taken({"a": [None, None], "b": [0.5, 0.4]}, 0.1)
+def test_until_there_is_a_plan_the_next_candidate_is_looked_at_a_little_late() -> None:
+    found, looked, _ = taken({"a": [None, None], "b": [0.5, 0.4]}, 0.5)
     assert (cost(found), looked[:2]) == (0.5, ["a", "b"])
 
 

@@ -90,7 +90,7 @@ def test_a_plan_that_holds_is_planned_once(seconds: list[float]) -> None:
 def test_a_plan_that_is_rejected_is_made_once_more_with_less(
     monkeypatch: pytest.MonkeyPatch, seconds: list[float], where: str, budget: str
 ) -> None:
-    """``prune`` alone of the passes, within what is left of the time or a least share."""
+    """``prune`` alone of the passes, within what is left of the time, or a second."""
     rejecting(monkeypatch, where, 1)
     result = copied(budget)
     told = [text for text in result.assumptions if "planned again without passes" in text]
@@ -100,7 +100,7 @@ def test_a_plan_that_is_rejected_is_made_once_more_with_less(
     assert "Identity" in made
     assert "Neg" not in made
     assert result.timeline.peak_with_workspace_bytes <= result.budget_bytes
-    assert seconds == [10.0, 3.0]
+    assert seconds == [10.0, 1.0]
 
 
 @pytest.mark.rejects

@@ -7,7 +7,8 @@ import pytest
 from helpers.problems import LONG_SKIP, NESTED, Case, Clock
 from helpers.steps import irregular
 from memplan.deadline import Deadline
-from memplan.solver.problem import Decision
+from memplan.solver.evaluate import decide
+from memplan.solver.problem import Decision, Ints
 from memplan.solver.search.anytime import AnytimeSearch, solve
 from memplan.solver.search.params import RoundParams, SearchOptions, SearchParams
 
@@ -140,11 +141,13 @@ def test_the_caller_can_say_what_is_enough() -> None:
     assert told
 
 
-def test_progress_is_told_of_improvements() -> None:
-    told: list[tuple[int, float]] = []
+def test_every_better_plan_is_told() -> None:
+    told: list[Ints] = []
     problem = LONG_SKIP.problem(8)
-    solve(problem, Deadline(), FIXED, progress=lambda peak, extra: told.append((peak, extra)))
-    assert told
-    assert told[-1][0] == 8
-    assert told[-1][1] == pytest.approx(1.0 / problem.base_cost)
-    assert [extra for _, extra in told] == sorted((extra for _, extra in told), reverse=True)
+    solve(problem, Deadline(), FIXED, found=told.append)
+    decisions = [decide(problem, sequence) for sequence in told]
+    assert all(each.feasible for each in decisions)
+    assert decisions[-1].peak == 8
+    assert decisions[-1].extra_cost == pytest.approx(1.0)
+    costs = [each.extra_cost for each in decisions]
+    assert costs == sorted(costs, reverse=True)

@@ -8,7 +8,9 @@ import threading
 from dataclasses import dataclass
 
 from memplan.solver.bound.order_free import ORDER_FREE
+from memplan.solver.evaluate import decide
 from memplan.solver.problem import Decision, Ints, Problem, better
+from memplan.solver.strategy import Progress
 
 _LOG = logging.getLogger(__name__)
 
@@ -35,16 +37,23 @@ def contradicted(what: str) -> None:
     _LOG.error("the certificate contradicts a plan: %s", what)
 
 
-class Standing:
-    """The best plan and the best bound; several threads report here.
+class Incumbent:
+    """The best plan and the best bound; several threads report here, whatever they find as soon as
+    they find it.
 
     ``gap``: a plan whose extra cost is within this share of the step above the bound is enough.
+    ``progress``: told of every better plan that fits. While nothing fits, the best is what has the
+    lowest peak.
     """
 
-    def __init__(self, problem: Problem, gap: float) -> None:
-        self.problem, self.gap = problem, gap
-        self.best: Decision | None = None
-        self.source = ""
+    def __init__(self, problem: Problem, gap: float, progress: Progress | None = None) -> None:
+        self.problem, self.gap, self.progress = problem, gap, progress
+        self.best = decide(problem, problem.start)
+        self.source = "the order as it is"
+        for sequence in problem.known:
+            found = decide(problem, sequence)
+            if better(found, self.best):
+                self.best, self.source = found, "a search before this one"
         self.bound = NO_CERTIFICATE
         self.shared: Ints | None = None
         self.lock = threading.Lock()
@@ -57,14 +66,12 @@ class Standing:
     @property
     def fits(self) -> bool:
         """Whether there is a plan that keeps the budget."""
-        return self.best is not None and self.best.feasible
+        return self.best.feasible
 
     @property
     def sequence(self) -> Ints:
         """Where the certificate looks: the best plan that fits, else the problem's order."""
-        if self.best is not None and self.best.feasible:
-            return self.best.sequence
-        return self.problem.order
+        return self.best.sequence if self.fits else self.problem.order
 
     @property
     def proven_impossible(self) -> bool:
@@ -80,14 +87,16 @@ class Standing:
         if self.problem.leaves_out_asked(decision.sequence):
             return
         with self.lock:
-            if self.best is not None and not better(decision, self.best):
+            if not better(decision, self.best):
                 return
             self.best, self.source = decision, source
-        if decision.feasible:
-            extra = 100 * decision.extra_cost / self.base
-            _LOG.info("best so far: +%.3f%% by %s", extra, source)
-        else:
-            _LOG.info("nothing fits yet; lowest peak so far %d B by %s", decision.peak, source)
+            if not decision.feasible:
+                _LOG.info("nothing fits yet; lowest peak so far %d B by %s", decision.peak, source)
+                return
+            extra = decision.extra_cost / self.base
+            _LOG.info("best so far: +%.3f%% by %s", 100 * extra, source)
+            if self.progress is not None:
+                self.progress(decision.peak, extra)
 
     def learn(self, seconds: float, kind: str = ORDER_FREE) -> None:
         """Remember a bound if it is the best so far."""
@@ -102,9 +111,7 @@ class Standing:
 
     def wanted(self) -> float:
         """The bound at which the best plan is enough, in seconds."""
-        if self.best is None or not self.best.feasible:
-            return math.inf
-        return self.best.extra_cost - self.gap * self.base
+        return self.best.extra_cost - self.gap * self.base if self.fits else math.inf
 
     def enough(self, extra: float) -> bool:
         """Whether a plan of this extra cost may end the search."""
@@ -118,9 +125,7 @@ class Standing:
     @property
     def closed(self) -> bool:
         """Whether nothing is left to do."""
-        if self.proven_impossible:
-            return True
-        return self.best is not None and self.best.feasible and self.enough(self.best.extra_cost)
+        return self.proven_impossible or (self.fits and self.enough(self.best.extra_cost))
 
     def meet(self, sequence: Ints) -> Ints:
         """Of a search's sequence and those of the others, the cheapest."""
@@ -132,15 +137,13 @@ class Standing:
 
     def why_stopped(self, late: bool) -> str:
         """For the log."""
-        assert self.best is not None
         if self.closed:
             return "nothing can be much cheaper" if self.gap else "nothing can be cheaper"
         return "time is over" if late else "nothing more came"
 
     def certificate(self) -> Certificate:
         """The bound, in the end: never above the plan, and none where it contradicts it."""
-        assert self.best is not None
-        if not self.best.feasible or math.isinf(self.bound.seconds):
+        if not self.fits or math.isinf(self.bound.seconds):
             return self.bound
         extra, slack = self.best.extra_cost, 1e-6 * self.base
         if self.bound.seconds > extra + slack:

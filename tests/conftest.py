@@ -13,27 +13,46 @@ from pathlib import Path
 import pytest
 
 from helpers import cuda_stub as stub
-from helpers.processes import HANG_SECONDS
+from helpers.processes import HANG_SECONDS, eventually, runs
 from helpers.running import Memplan, runner
 
 FOLDER = Path(__file__).parent
 SLOW_FOLDERS = ("ort", "gpu", "e2e")
+UNPLANNED = ("unit/autodiff", "unit/ir", "unit/ops", "unit/proto", "unit/shapes", "property/proto")
+"""What runs first, beside the compiler: folders of tests that plan nothing."""
+COMPILER = "MEMPLAN_TESTS_COMPILER"
+"""The process that compiles the planner, in the environment of pytest and of its workers."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # In the background of a shell. Children would inherit it: tests that interrupt one never end.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile the planner, once for all workers and beside their first tests."""
+    from memplan.solver.jit import is_cold
+
+    if not hasattr(config, "workerinput") and is_cold():
+        code = "from memplan.solver.search.warm_up import warm_up; warm_up()"
+        os.environ[COMPILER] = str(subprocess.Popen([sys.executable, "-c", code]).pid)
+
+
+def plans(item: pytest.Item) -> bool:
+    """Whether a test may plan, by its folder."""
+    return not item.path.relative_to(FOLDER).as_posix().startswith(UNPLANNED)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one model follow one another, before all others: they are the longest.
+    """Tests that plan nothing come first. Then those of one model follow one another, before all
+    others: they are the longest.
 
     What is not in the quick loop: all that runs models or the installed program, by its folder;
     other tests of more than a second say so themselves.
     """
 
-    def place(item: pytest.Item) -> tuple[bool, str]:
+    def place(item: pytest.Item) -> tuple[bool, bool, str]:
         group = item.get_closest_marker("xdist_group")
-        return group is None, group.args[0] if group else ""
+        return plans(item), group is None, group.args[0] if group else ""
 
     items.sort(key=place)
     for item in items:
@@ -65,14 +84,13 @@ def no_plan_is_rejected(
         assert not reasons, "a plan was rejected, not proved, or undercuts a certified bound"
 
 
-@pytest.fixture(scope="session", autouse=True)
-def planner_is_compiled() -> None:
+@pytest.fixture(autouse=True)
+def planner_is_compiled(request: pytest.FixtureRequest) -> None:
     """A command says so where it compiles, and many tests ask for silence."""
-    from memplan.solver.jit import is_cold
-
-    if is_cold():
-        code = "from memplan.solver.search.warm_up import warm_up; warm_up()"
-        subprocess.run([sys.executable, "-c", code], check=True)
+    compiler = os.environ.get(COMPILER)
+    if compiler and plans(request.node):
+        assert eventually(lambda: not runs(int(compiler)))
+        del os.environ[COMPILER]
 
 
 @pytest.fixture

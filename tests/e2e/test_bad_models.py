@@ -203,25 +203,30 @@ BAD_MODELS: tuple[tuple[Callable[[Path], None], tuple[str, ...]], ...] = (
 
 
 @pytest.mark.parametrize(("make", "words"), BAD_MODELS, ids=[m.__name__ for m, _ in BAD_MODELS])
-@pytest.mark.parametrize("command", ["analyze", "rewrite", "validate"])
 def test_bad_models(
-    make: Callable[[Path], None],
-    words: tuple[str, ...],
-    command: str,
-    refused: Refused,
-    tmp_path: Path,
+    make: Callable[[Path], None], words: tuple[str, ...], refused: Refused, tmp_path: Path
 ) -> None:
     make(tmp_path)
-    further = {"analyze": [], "rewrite": ["--budget", "80%"], "validate": [MODEL]}[command]
-    refused(EXIT_MODEL, words, command, MODEL, *further)
+    refused(EXIT_MODEL, words, "analyze", MODEL)
 
 
-@pytest.mark.parametrize(("make", "words"), BAD_MODELS, ids=[m.__name__ for m, _ in BAD_MODELS])
+@pytest.mark.parametrize("make", [text, cyclic, unbound, stale_shapes, no_data])
+@pytest.mark.parametrize(
+    "further", [("rewrite", MODEL, "--budget", "80%"), ("validate", MODEL, MODEL)]
+)
+def test_bad_models_of_other_commands(
+    make: Callable[[Path], None], further: tuple[str, ...], refused: Refused, tmp_path: Path
+) -> None:
+    make(tmp_path)
+    refused(EXIT_MODEL, dict(BAD_MODELS)[make], *further)
+
+
+@pytest.mark.parametrize("make", [picture, window_too_large])
 def test_bad_models_and_the_installed_program(
-    make: Callable[[Path], None], words: tuple[str, ...], memplan: Memplan, tmp_path: Path
+    make: Callable[[Path], None], memplan: Memplan, tmp_path: Path
 ) -> None:
     make(tmp_path)
-    assert_harmless(memplan, tmp_path, EXIT_MODEL, words, "analyze", MODEL)
+    assert_harmless(memplan, tmp_path, EXIT_MODEL, dict(BAD_MODELS)[make], "analyze", MODEL)
 
 
 def test_a_model_below_a_file(refused: Refused, tmp_path: Path) -> None:

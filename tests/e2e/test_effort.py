@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
 from helpers.commands import succeeded
-from helpers.models import SAMPLES
 from helpers.running import Memplan
+from helpers.training_steps import long_skips, saved_step
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -20,7 +19,7 @@ STEP = "step.onnx"
 @pytest.fixture(autouse=True)
 def step(tmp_path: Path) -> None:
     """A training step with something to recompute."""
-    shutil.copy(SAMPLES / "cnn_bn.onnx", tmp_path / STEP)
+    saved_step(long_skips, tmp_path)
 
 
 def test_by_effort_the_file_is_the_same_byte_for_byte(inside: Memplan, tmp_path: Path) -> None:

@@ -37,14 +37,15 @@ full_disk = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/f
 
 
 @full_disk
-@pytest.mark.parametrize("command", ["analyze model.onnx", "strategies", "analyze -h", "--version"])
+@pytest.mark.parametrize("command", ["analyze model.onnx", "--version"])
 def test_stdout_on_a_full_disk(tmp_path: Path, command: str) -> None:
     words = ("No space left on device",)
     assert_refused(shell(tmp_path, f"memplan {command} > /dev/full"), EXIT_ENVIRONMENT, *words)
 
 
-@pytest.mark.parametrize("command", ["analyze model.onnx --format json", "rewrite -h"])
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("command", "unbuffered"), [("analyze model.onnx --format json", "1"), ("rewrite -h", "")]
+)
 def test_stdout_that_takes_a_part(tmp_path: Path, command: str, unbuffered: str) -> None:
     """As a disk that fills up midway: unbuffered Python takes no notice of how much was written."""
     line = f"export PYTHONUNBUFFERED={unbuffered}; ulimit -f 1; memplan {command} > out.txt"
@@ -152,20 +153,18 @@ run()
 """
 
 
+INTERRUPT = (signal.SIGINT, EXIT_INTERRUPTED, "interrupted")
+TERMINATE = (signal.SIGTERM, EXIT_TERMINATED, "terminated")
+HANG_UP = (signal.SIGHUP, EXIT_HUNG_UP, "hung up")
+
+
 @pytest.mark.parametrize(
-    "error",
+    ("error", "number", "code", "word"),
     [
-        "RuntimeError(\"no compiled object yet for <Library 'improve'>\")",
-        "SystemError('unknown opcode')",
-        "OSError(9, 'Bad file descriptor')",
-        "RuntimeUnavailableError('a child was ended by SIGTERM')",
-    ],
-)
-@pytest.mark.parametrize(
-    ("number", "code", "word"),
-    [
-        (signal.SIGINT, EXIT_INTERRUPTED, "interrupted"),
-        (signal.SIGTERM, EXIT_TERMINATED, "terminated"),
+        ("RuntimeError(\"no compiled object yet for <Library 'improve'>\")", *INTERRUPT),
+        ("SystemError('unknown opcode')", *TERMINATE),
+        ("OSError(9, 'Bad file descriptor')", *INTERRUPT),
+        ("RuntimeUnavailableError('a child was ended by SIGTERM')", *TERMINATE),
     ],
 )
 def test_what_a_signal_broke_off_is_no_bug_whatever_is_raised(
@@ -196,13 +195,13 @@ run()
 """
 
 
-@pytest.mark.parametrize("where", ["kill()", "ctypes.CFUNCTYPE(None)(kill)()"])
 @pytest.mark.parametrize(
-    ("number", "code", "word"),
+    ("number", "code", "word", "where"),
     [
-        (signal.SIGINT, EXIT_INTERRUPTED, "interrupted"),
-        (signal.SIGTERM, EXIT_TERMINATED, "terminated"),
-        (signal.SIGHUP, EXIT_HUNG_UP, "hung up"),
+        (*INTERRUPT, "kill()"),
+        (*HANG_UP, "kill()"),
+        (*INTERRUPT, "ctypes.CFUNCTYPE(None)(kill)()"),
+        (*TERMINATE, "ctypes.CFUNCTYPE(None)(kill)()"),
     ],
 )
 def test_a_signal_ends_a_command_in_good_order(

@@ -139,10 +139,10 @@ def test_a_model_that_does_not_end_is_stopped(inside: Memplan, tmp_path: Path) -
         "profiling": ("profile", MODEL, "-o", "costs.json"),
     }
     for doing, command in commands.items():
-        done = inside(*command, "--time-limit", "3")
+        done = inside(*command, "--time-limit", "1")
         assert done.returncode == EXIT_ENVIRONMENT
         error, hint = done.stderr.splitlines()
-        assert error == f"error: {doing} {MODEL} took more than 3 s and was stopped"
+        assert error == f"error: {doing} {MODEL} took more than 1 s and was stopped"
         assert "--time-limit" in hint
 
 

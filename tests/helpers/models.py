@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +19,7 @@ SAMPLES = ROOT / "sample_models"
 # Larger models that some checkouts have beside them; tests use them when they are there.
 SHARED = Path(os.environ.get("MEMPLAN_SHARED", ROOT.parent / "shared")) / "models"
 DIMS = {
-    "gpt_dynamic": {"N": 24},
+    "gpt_dynamic": {"N": 4},
     "gpt_dyn": {"s78": 4},
     "resnet50_dynbatch_224": {"s14": 32},
 }
@@ -30,19 +30,13 @@ def sample_models() -> list[Path]:
     return sorted(SAMPLES.glob("*.onnx"))
 
 
-def runnable_models() -> list[Path]:
-    """Sample models and, where present, the shared runnable ones."""
-    return sample_models() + sorted((SHARED / "runnable").glob("*.onnx"))
+def runnable_models(*names: str) -> list[Path]:
+    """Sample models and, where present, the shared runnable ones.
 
-
-def two_of(paths: Sequence[Path], turn: int) -> list[Path]:
-    """Two sample models in turn, so that tests of three turns see all six; all in a thorough run.
-
-    Shared models are there to be tried: all of them stay.
+    ``names``: the samples that will do where a test takes seconds on each; all in a thorough run.
     """
-    samples = sample_models()
-    chosen = samples if THOROUGH else samples[turn :: len(samples) // 2]
-    return [path for path in paths if path in chosen or path not in samples]
+    samples = [p for p in sample_models() if THOROUGH or not names or p.stem in names]
+    return samples + sorted((SHARED / "runnable").glob("*.onnx"))
 
 
 def each(paths: Iterable[Path]) -> list[Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import onnx
 
 import memplan
 from helpers.graphs import parse
+from helpers.networks import FAMILIES, training_step
 
 SIZE, BATCH = "float[32, 32]", "float[512, 32]"
 
@@ -140,8 +142,15 @@ STEPS = (
 )
 
 
+ALL_STEPS: Mapping[str, Callable[[], onnx.ModelProto]] = {
+    **{make.__name__: make for make in STEPS},
+    **{family: partial(training_step, family) for family in FAMILIES},
+}
+"""These, and a step with an optimizer of every family of networks."""
+
+
 def saved_step(make: Callable[[], onnx.ModelProto], folder: Path) -> Path:
-    """A step in a file of its name."""
-    path = folder / f"{make.__name__}.onnx"
+    """A step in a file."""
+    path = folder / "step.onnx"
     onnx.save(make(), path)
     return path

@@ -9,7 +9,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from helpers.graphs import parse
-from helpers.models import DIMS, SAMPLES, each, runnable_models, two_of
+from helpers.models import DIMS, SAMPLES, each, runnable_models
 from memplan.api.analysis import Analysis, analyze_session
 from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
 from memplan.errors import UsageError
@@ -158,10 +158,10 @@ def saved(model: onnx.ModelProto, folder: Path) -> Path:
 
 
 # Loops: later runs are named as not exact.
-PLAIN = [path for path in runnable_models() if path.stem != "jax_rnn_loops"]
+PLAIN = [path for path in runnable_models("cnn_bn", "lstm") if path.stem != "jax_rnn_loops"]
 
 
-@pytest.mark.parametrize("path", each(two_of(PLAIN, 0)))
+@pytest.mark.parametrize("path", each(PLAIN))
 def test_real_models_in_a_plain_session(path: Path) -> None:
     assert check(path, "default").inexact == ()
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from helpers.effort import tries
-from helpers.models import SAMPLES, each, runnable_models, two_of
+from helpers.models import SAMPLES, each, runnable_models
 from helpers.originals import original
 from helpers.plans import outputs_of
 from helpers.random_graphs import models
@@ -44,7 +44,7 @@ def all_passes(wrt: tuple[str, ...] = ()) -> list[Pass]:
     return [Elide(), Prune(wrt), Release(), Masks(), Order(rounds=4)]
 
 
-@pytest.mark.parametrize("path", each(two_of(runnable_models(), 1)))
+@pytest.mark.parametrize("path", each(runnable_models("gpt_dropout")))
 def test_real_training_graphs(path: Path) -> None:
     source = original(path)
     model, names = source.model, set(source.tuned.output_names)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 import onnx.parser
 import pytest
 
+from helpers.cuda_runs import check, run
 from helpers.half_steps import ALL, HALVES
 from helpers.models import DIMS, ROOT, SAMPLES, SHARED
 from memplan.api.state_modes import bindings, settled
@@ -25,14 +24,12 @@ from memplan.ops.kernels import COPY_OPS
 from memplan.passes.manager import run_passes
 from memplan.passes.order import Order
 from memplan.passes.release import Release
-from memplan.planning.plain.as_loaded import as_loaded
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.measure import measure, saved_inputs
-from memplan.runtime.messages import Measurement, RunRequest
-from memplan.simulate.opened import OpenModel, on_devices, open_model
-from memplan.simulate.pattern import later_runs
+from memplan.runtime.messages import RunRequest
+from memplan.simulate.opened import on_devices, open_model
 from memplan.simulate.session import session_kind
-from memplan.simulate.timeline import Timeline, simulate
+from memplan.simulate.timeline import simulate
 
 pytestmark = pytest.mark.cuda_stub
 
@@ -75,15 +72,6 @@ CONV = """<ir_version: 8, opset_import: ["" : 18]>
 conv (float[1,3,8,8] x, float[4,3,3,3] w) => (float[1,4,6,6] y) { y = Conv(x, w) }"""
 
 
-@dataclass(frozen=True)
-class Ran:
-    """One model, run and simulated."""
-
-    model: OpenModel
-    timeline: Timeline
-    measured: Measurement
-
-
 def write(text: str, folder: Path) -> Path:
     model = onnx.parser.parse_model(text)
     for index, node in enumerate(model.graph.node):
@@ -91,44 +79,6 @@ def write(text: str, folder: Path) -> Path:
     path = folder / f"{model.graph.name}.onnx"
     onnx.save(model, path)
     return path
-
-
-def run(path: Path, session: str = "tuned", dims: Mapping[str, int] | None = None) -> Ran:
-    kind = session_kind(session, "cuda")
-    opened = open_model(path, dims)
-    with saved_inputs(synthesize(opened.graph)) as (folder, archive):
-        request = RunRequest(session, "cuda", dims or {}, runs=1)
-        measured = measure(path, request, archive, folder / "outputs.npz")
-    if session == "default":
-        loaded = as_loaded(opened, kind)
-        opened, kind = loaded.model, loaded.kind
-    placed = on_devices(opened, kind)
-    return Ran(placed, simulate(placed.graph, kind, placed.devices), measured)
-
-
-def check(ran: Ran) -> None:
-    """Order, provider of every node, bytes on the device at every step, later runs, resident."""
-    graph, timeline, devices = ran.model.graph, ran.timeline, ran.model.devices
-    assert devices is not None
-    planned = [graph.nodes[index] for index in timeline.order]
-    assert [n.op if n.op in COPY_OPS else n.name for n in planned] == [
-        n.op if n.op in COPY_OPS else n.name for n in ran.measured.nodes
-    ]
-    on_host = [n.provider == "CPUExecutionProvider" for n in ran.measured.nodes]
-    assert [n.id in devices.host_nodes for n in planned] == on_host
-    base = ran.measured.base_bytes
-    seen = [
-        (step, node.nbytes - base)
-        for step, node in enumerate(ran.measured.nodes)
-        if not on_host[step]
-    ]
-    assert [(step, int(timeline.dynamic[step])) for step, _ in seen] == seen
-    assert timeline.dynamic_peak_bytes == ran.measured.dynamic_bytes
-    later = timeline.dynamic_peak_bytes
-    if ran.timeline.session.reuse:
-        later = later_runs(timeline).dynamic_peak_bytes
-    assert later == ran.measured.second_run_dynamic_bytes
-    assert timeline.resident_bytes == base
 
 
 @pytest.mark.parametrize("text", [MIXED, FENCED])
@@ -154,12 +104,12 @@ renewed (float[64,64] x, float[64,64] w, float[64,64] v, float[64,64] u)
 }"""
 
 
-def test_bound_state_is_exact_at_every_step(cuda_stub: Path, tmp_path: Path) -> None:
-    path = write(RENEWED, tmp_path)
+def check_bound(path: Path) -> tuple[set[str], set[str], int]:
+    """The peaks of two runs with state in place; outputs in place, those in a second buffer, and
+    the bytes that this saves."""
     kind = session_kind("tuned", "cuda")
     model = on_devices(settled(open_model(path), kind, ("in-place",)), kind)
     in_place, second = bindings(model.graph)
-    assert second.keys() == {"u_new"}
     with saved_inputs(synthesize(model.graph)) as (folder, archive):
         request = RunRequest("tuned", "cuda", runs=1, in_place=in_place, second=second)
         measured = measure(path, request, archive, folder / "outputs.npz")
@@ -167,7 +117,14 @@ def test_bound_state_is_exact_at_every_step(cuda_stub: Path, tmp_path: Path) -> 
     assert timeline.dynamic_peak_bytes == measured.dynamic_bytes
     assert timeline.dynamic_peak_bytes == measured.second_run_dynamic_bytes
     free = on_devices(open_model(path), kind)
-    assert timeline.dynamic_peak_bytes < simulate(free.graph, kind, free.devices).dynamic_peak_bytes
+    apart = simulate(free.graph, kind, free.devices)
+    return set(in_place), set(second), apart.dynamic_peak_bytes - timeline.dynamic_peak_bytes
+
+
+def test_bound_state_is_exact_at_every_step(cuda_stub: Path, tmp_path: Path) -> None:
+    _, second, saved = check_bound(write(RENEWED, tmp_path))
+    assert second == {"u_new"}
+    assert saved > 0
 
 
 def test_copies_are_named_with_their_bytes(cuda_stub: Path, tmp_path: Path) -> None:
@@ -255,16 +212,7 @@ def test_selected_state_in_half_is_bound_in_place(
 ) -> None:
     path = tmp_path / "step.onnx"
     onnx.save(ALL["renewed"](dtype), path)
-    kind = session_kind("tuned", "cuda")
-    model = on_devices(settled(open_model(path), kind, ("in-place",)), kind)
-    in_place, second = bindings(model.graph)
-    assert len(in_place) == 17
-    with saved_inputs(synthesize(model.graph)) as (folder, archive):
-        request = RunRequest("tuned", "cuda", runs=1, in_place=in_place, second=second)
-        measured = measure(path, request, archive, folder / "outputs.npz")
-    timeline = simulate(model.graph, kind, model.devices)
-    assert timeline.dynamic_peak_bytes == measured.dynamic_bytes
-    assert timeline.dynamic_peak_bytes == measured.second_run_dynamic_bytes
+    assert len(check_bound(path)[0]) == 17
 
 
 @pytest.mark.skipif(not (SHARED / "runnable").is_dir(), reason="no shared models")

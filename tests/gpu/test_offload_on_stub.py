@@ -15,21 +15,16 @@ import onnx
 import pytest
 
 import memplan
+from helpers.cuda_runs import check as check_run
+from helpers.cuda_runs import run
 from helpers.half_steps import ALL
 from helpers.models import SAMPLES
 from helpers.offloading import deep, linked
 from memplan.api.rewrite.rewriting import Rewrite, RewriteOptions, rewrite
-from memplan.runtime.inputs import synthesize
-from memplan.runtime.measure import measure, saved_inputs
-from memplan.runtime.messages import RunRequest
-from memplan.simulate.opened import on_devices, open_model
-from memplan.simulate.session import session_kind
-from memplan.simulate.timeline import simulate
 from memplan.units import parse_size
 
 pytestmark = pytest.mark.cuda_stub
 
-KIND = session_kind("tuned", "cuda")
 SIZE = 128 * 128 * 4
 RUN = """
 import sys, numpy, memplan
@@ -43,11 +38,7 @@ session.run(None, feeds)
 def offloaded(path: Path, target: Path, budget: str, dims: dict[str, int] | None = None) -> Rewrite:
     """The model rewritten; copies cost next to nothing, so that many are made."""
     options = RewriteOptions(
-        parse_size(budget),
-        provider="cuda",
-        optimize="none",
-        strategy="greedy",
-        offload=True,
+        parse_size(budget), provider="cuda", optimize="none", strategy="greedy", offload=True
     )
     with linked(900e12):
         result = rewrite(path, options, target, dims=dims)
@@ -57,26 +48,14 @@ def offloaded(path: Path, target: Path, budget: str, dims: dict[str, int] | None
 
 def check(path: Path, dims: dict[str, int]) -> None:
     """Order and provider of every node, and bytes on the device at every step."""
-    model = on_devices(open_model(path, dims), KIND)
-    timeline, devices = simulate(model.graph, KIND, model.devices), model.devices
-    assert devices is not None
-    with saved_inputs(synthesize(model.graph)) as (folder, archive):
-        request = RunRequest("tuned", "cuda", dims, runs=1)
-        measured = measure(path, request, archive, folder / "outputs.npz")
-    assert not devices.copies
-    planned = [model.graph.nodes[index] for index in timeline.order]
-    assert [node.name for node in planned] == [node.name for node in measured.nodes]
-    on_host = [node.provider == "CPUExecutionProvider" for node in measured.nodes]
-    assert [node.id in devices.host_nodes for node in planned] == on_host
-    assert [int(timeline.dynamic[step]) for step in range(len(planned)) if not on_host[step]] == [
-        node.nbytes - measured.base_bytes
-        for node in measured.nodes
-        if node.provider == "CUDAExecutionProvider"
-    ]
-    assert timeline.dynamic_peak_bytes == measured.dynamic_bytes
-    assert timeline.dynamic_peak_bytes == measured.second_run_dynamic_bytes
-    assert measured.cuda is not None
-    assert measured.cuda.counted_peak_bytes == timeline.peak_bytes
+    ran = run(path, dims=dims)
+    check_run(ran)
+    assert ran.model.devices is not None
+    assert not ran.model.devices.copies
+    planned = [ran.model.graph.nodes[index].name for index in ran.timeline.order]
+    assert planned == [node.name for node in ran.measured.nodes]
+    assert ran.measured.cuda is not None
+    assert ran.measured.cuda.counted_peak_bytes == ran.timeline.peak_bytes
 
 
 def test_a_sample_model_is_exact_at_every_step(cuda_stub: Path, tmp_path: Path) -> None:
@@ -113,30 +92,10 @@ def toy(cuda_stub: Path, tmp_path: Path) -> tuple[Path, Rewrite]:
     return path, offloaded(path, tmp_path / "offloaded.onnx", "65%")
 
 
-def test_copies_run_in_the_stream_of_the_kernels_in_the_order_of_the_file(
+def test_copies_run_in_the_stream_of_the_kernels_in_order_and_are_those_of_the_report(
     toy: tuple[Path, Rewrite], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One stream: no copy overtakes a kernel, so nothing is read before it is there."""
-    _, result = toy
-    log = tmp_path / "log"
-    monkeypatch.setenv("CUDA_STUB_LOG", str(log))
-    subprocess.run(
-        [sys.executable, "-c", RUN, str(result.output), str(log)], check=True, capture_output=True
-    )
-    lines = [line.split() for line in log.read_text().splitlines()]
-    streams = {stream for what, stream, _ in lines if what != "pinned"}
-    assert len(streams) == 1
-    copied = [(what, int(nbytes)) for what, _, nbytes in lines if what in ("to_host", "to_device")]
-    fed, fetched = len(result.original.graph.inputs), len(result.original.graph.outputs)
-    ops = {"MemcpyToHost": "to_host", "MemcpyFromHost": "to_device"}
-    assert copied[fed:-fetched] == [
-        (ops[node.op_type], SIZE) for node in result.model.graph.node if node.op_type in ops
-    ]
-
-
-def test_what_is_copied_is_what_the_report_says(
-    toy: tuple[Path, Rewrite], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     _, result = toy
     assert result.offload is not None
     log = tmp_path / "log"
@@ -144,11 +103,17 @@ def test_what_is_copied_is_what_the_report_says(
     subprocess.run(
         [sys.executable, "-c", RUN, str(result.output), str(log)], check=True, capture_output=True
     )
-    moved: Counter[str] = Counter()
-    for line in log.read_text().splitlines():
-        what, _, nbytes = line.split()
-        moved[what] += int(nbytes)
+    lines = [line.split() for line in log.read_text().splitlines()]
+    assert len({stream for what, stream, _ in lines if what != "pinned"}) == 1
     graph = result.original.graph
+    copied = [(what, int(nbytes)) for what, _, nbytes in lines if what in ("to_host", "to_device")]
+    ops = {"MemcpyToHost": "to_host", "MemcpyFromHost": "to_device"}
+    assert copied[len(graph.inputs) : -len(graph.outputs)] == [
+        (ops[node.op_type], SIZE) for node in result.model.graph.node if node.op_type in ops
+    ]
+    moved: Counter[str] = Counter()
+    for what, _, nbytes in lines:
+        moved[what] += int(nbytes)
     fed = sum(graph.tensors[t].nbytes for t in graph.inputs)
     fetched = sum(graph.tensors[t].nbytes for t in graph.outputs)
     assert moved["to_host"] - fetched == result.offload.out_bytes

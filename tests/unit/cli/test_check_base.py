@@ -79,17 +79,6 @@ def test_every_change_is_named_in_every_format(
     assert done.stdout == (tmp_path / "text.out").read_text()
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_lock_names_the_same_cause(tmp_path: Path, memplan: Memplan, change: str) -> None:
-    before, after, cause = both(change)
-    branch(tmp_path, before, None)
-    assert memplan("check", "--update", STEP).returncode == 0
-    onnx.save(after, tmp_path / STEP)
-    done = memplan("check")
-    assert done.returncode == 1
-    assert cause in first_lines(done.stdout)
-
-
 def test_another_exporter_is_no_regression(tmp_path: Path, memplan: Memplan) -> None:
     branch(tmp_path, step(), renamed(step()))
     for form in FORMATS:

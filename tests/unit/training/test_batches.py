@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 from memplan.errors import UsageError
 from memplan.ir.roles import Role
-from memplan.training.batches import Batches, checked_batch, load_data
+from memplan.training.batches import Batches, checked_batch
 from memplan.training.step_file import Slot
 
 FLOAT, INT64 = 1, 7
@@ -164,14 +163,3 @@ def test_other_data_is_refused() -> None:
         Batches([X, Y], arrays(12), seed=6).restore(state)
     with pytest.raises(UsageError, match="data with count 3, this has 4"):
         Batches([X, Y], arrays(16), seed=5).restore(state)
-
-
-def test_files_that_are_no_data_are_told(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="does not exist"):
-        load_data(tmp_path / "none.npz", [X, Y])
-    broken = tmp_path / "broken.npz"
-    broken.write_bytes(b"PK\x03\x04 and no more")
-    with pytest.raises(UsageError, match=r"cannot be read as \.npz"):
-        load_data(broken, [X, Y])
-    np.savez(tmp_path / "good.npz", **arrays(4))
-    assert set(load_data(tmp_path / "good.npz", [X, Y])) == {"x", "y"}

@@ -16,9 +16,6 @@ import onnx
 import pytest
 
 from helpers.graphs import parse
-from helpers.networks import FAMILIES, training_step
-from helpers.two_steps import two_steps
-from memplan import AccumulatingTrainer, AlternatingTrainer, GradOptions, Trainer, grad
 from memplan.errors import UsageError
 from memplan.training.checkpoint import Progress, Wanted, load_checkpoint, save_checkpoint
 from memplan.training.step_file import StepFile, read_step
@@ -245,21 +242,3 @@ def test_a_pipe_as_a_checkpoint_is_refused_and_not_waited_for(
     (tmp_path / "zero").symlink_to("/dev/zero")
     with pytest.raises(UsageError, match="not a regular file"):
         load_checkpoint(tmp_path / "zero", wanted_of(step))
-
-
-@pytest.mark.ort
-def test_fingerprints_are_those_of_earlier_versions(tmp_path: Path) -> None:
-    """Else checkpoints that they wrote would be refused, as of another model."""
-    options = GradOptions("loss", optimizer="adamw", own_update=True)
-    made = grad(FAMILIES["mlp"](), options)
-    assert made.update is not None
-    trainers: dict[str, Any] = {
-        "25fdb53b1f61a1914061be3933ef8f3c": Trainer(training_step("mlp")),
-        "53eaabe8e6e3cd18cf34c130b855dded": AccumulatingTrainer(made.model, made.update.model),
-        "81a459e9824a5f79c7ac7965c1ffdaff37685c603a490a7fa6b5a960c8816bea": AlternatingTrainer(
-            two_steps()
-        ),
-    }
-    for fingerprint, trainer in trainers.items():
-        trainer.save(tmp_path / "run.npz")
-        assert told_in(tmp_path / "run.npz")["fingerprint"] == fingerprint

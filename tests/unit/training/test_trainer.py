@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -194,39 +193,6 @@ def test_its_words_say_where_state_lies(model: onnx.ModelProto) -> None:
     assert "batch        x float32[32, 12], labels int64[32]" in words
     cnn = repr(Trainer(training_step("cnn")))
     assert "'an.mean_new' and 1 more: it is made before the loss is known" in cnn
-
-
-def test_a_checkpoint_of_another_model_is_refused(model: onnx.ModelProto, tmp_path: Path) -> None:
-    other = tmp_path / "other.npz"
-    named = parse(
-        "t (float[4] w, float[4] x) => (float loss, float[4] w_new)"
-        "{ q = Mul(w, x) loss = ReduceSum<keepdims = 0>(q) w_new = Sub(w, x) }"
-    )
-    Trainer(named, init="random").save(other)
-    trainer = Trainer(model)
-    with pytest.raises(UsageError, match="is a checkpoint of another model"):
-        trainer.resume(other)
-    with pytest.raises(UsageError, match="is a checkpoint of another model"):
-        Trainer(model, resume=other)
-    with pytest.raises(UsageError, match="does not exist"):
-        trainer.resume(tmp_path / "none.npz")
-
-
-def test_a_function_for_the_rate_is_given_again_behind_a_checkpoint(
-    model: onnx.ModelProto, data: list[Any], tmp_path: Path
-) -> None:
-    def rate(step: int) -> float:
-        return 0.1 / step
-
-    whole = Trainer(model, threads=1, lr=rate)
-    losses = [whole.step(batch) for batch in data]
-    first = Trainer(model, threads=1, lr=rate)
-    for batch in data[:3]:
-        first.step(batch)
-    first.save(tmp_path / "run.npz")
-    second = Trainer(model, threads=1, lr=rate)
-    assert second.resume(tmp_path / "run.npz") == 3
-    assert [second.step(batch) for batch in data[3:]] == losses[3:]
 
 
 def test_a_step_of_nobody_s_exporter_is_trained_too() -> None:

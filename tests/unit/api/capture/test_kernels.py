@@ -108,11 +108,17 @@ def test_every_session_computes_the_gradients_of_pytorch(kind: str) -> None:
 
 @pytest.mark.slow
 def test_a_float64_convolution_is_captured_and_a_note_says_what_runs_it() -> None:
-    (note,) = [text for text in captured(step_of("float64")).notes if "cannot run" in text]
+    from memplan.report.tell.capture import tell_capture
+
+    capture = captured(step_of("float64"))
+    (note,) = [text for text in capture.notes if "cannot run" in text]
     assert note.startswith("ONNX Runtime cannot run 2 nodes in double on the CPU (Conv '")
     assert note.endswith(
         "no session opens; sessions on CUDA run them; use float16 or float32 for the CPU"
     )
+    text = text_of(tell_capture(capture))
+    assert text.startswith(note[:70]), "it is said first"
+    assert text.count("no session opens; sessions on CUDA run them; use float16 or float32") == 1
 
 
 def test_what_no_provider_runs_in_a_narrow_type_is_refused() -> None:
@@ -128,15 +134,6 @@ def test_what_no_provider_runs_in_a_narrow_type_is_refused() -> None:
         "nor can CUDA run all of them; use float16 or float32 for the CPU",
     )
     require_kernels(parse(header + text.replace("T[", "float16[")))
-
-
-@pytest.mark.slow
-def test_a_capture_says_first_that_no_session_on_the_cpu_opens_it() -> None:
-    from memplan.report.tell.capture import tell_capture
-
-    text = text_of(tell_capture(captured(step_of("float64"))))
-    assert text.startswith("ONNX Runtime cannot run 2 nodes in double on the CPU (Conv '")
-    assert text.count("no session opens; sessions on CUDA run them; use float16 or float32") == 1
 
 
 class Mixed(nn.Module):  # type: ignore[name-defined,misc]

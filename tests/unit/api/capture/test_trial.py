@@ -65,18 +65,6 @@ def test_what_a_random_node_computes_from_its_draw(node: str) -> None:
     np.testing.assert_allclose(found, wanted(draw.values(), x), rtol=1e-6)
 
 
-def test_a_mask_is_that_of_the_draw() -> None:
-    made = graph(
-        """g (float[2, 3] x) => (float[2, 3] y, bool[2, 3] m) <float ratio = {0.25}, bool yes = {1}>
-        { y, m = Dropout(x, ratio, yes) }"""
-    )
-    draw = drawn(UNIFORM, (2, 3))
-    _, places = _feed_draws(made, [draw], {})
-    x = np.ones((2, 3), np.float32)
-    _, mask = run(made, {"x": x, places[0]: draw.values()})
-    np.testing.assert_array_equal(mask, draw.values() > 0.25)
-
-
 def test_a_mask_of_a_counter_takes_the_draw() -> None:
     made = graph(
         """g (float[2, 3] x) => (float[2, 3] y, bool[2, 3] m) <float ratio = {0.25}, bool yes = {1}>

@@ -306,29 +306,35 @@ def test_phases_by_data_flow_agree() -> None:
     assert told.parameters == found.parameters
 
 
-def test_biases_that_an_exporter_merged_are_pointed_out() -> None:
-    """Biases begin with zeros, and the default export keeps one for all layers of a width."""
+@pytest.mark.parametrize(
+    ("body", "wrt", "said"),
+    [
+        (
+            "a = MatMul(x, v)  b = Add(a, one)  c = Gemm(b, w, one)",
+            ("v", "w", "one"),
+            "('one': 2 Add nodes)",
+        ),
+        (
+            "a = LayerNormalization(x, one)  b = LayerNormalization(a, one) "
+            "c = LayerNormalization(b, own)",
+            ("one", "own"),
+            "('one': 2 LayerNormalization nodes)",
+        ),
+        ("c = LayerNormalization(x, own)", ("own",), ""),
+    ],
+    ids=["biases", "scales", "apart"],
+)
+def test_tensors_that_an_exporter_merged_are_pointed_out(
+    body: str, wrt: tuple[str, ...], said: str
+) -> None:
+    """Biases begin with zeros and scales with ones, and PyTorch's default export keeps one for all
+    layers of a width: training would tie them."""
     model = parse(
-        """g (float[4,8] x, float[8,8] v, float[8,8] w, float[8] zeros) => (float loss) {
-          a = MatMul(x, v)  b = Add(a, zeros)  c = Gemm(b, w, zeros)
-          loss = ReduceSum <keepdims = 0> (c) }"""
+        "g (float[4,8] x, float[8,8] v, float[8,8] w, float[8] one, float[8] own) => (float loss) "
+        f"{{ {body} loss = ReduceSum <keepdims = 0> (c) }}"
     )
-    found = memplan.grad(model, memplan.GradOptions(loss="loss", wrt=("v", "w", "zeros")))
-    (note,) = found.notes
-    assert note.startswith("1 tensor with several layers each ('zeros': 2 Add nodes)")
-
-
-def test_weights_that_an_exporter_merged_are_pointed_out() -> None:
-    """Five layer normalizations begin with the same scale, and PyTorch's default export keeps one:
-    training would tie them."""
-    model = parse(
-        """g (float[4,8] x, float[8] ones, float[8] own) => (float loss) {
-          a = LayerNormalization(x, ones)  b = LayerNormalization(a, ones)
-          c = LayerNormalization(b, own)  loss = ReduceSum <keepdims = 0> (c) }"""
-    )
-    found = memplan.grad(model, memplan.GradOptions(loss="loss", wrt=("ones", "own")))
-    (note,) = found.notes
-    assert note.startswith("1 tensor with several layers each ('ones': 2 LayerNormalization nodes)")
-    assert "optimize=False" in note
-    apart = memplan.grad(model, memplan.GradOptions(loss="loss", wrt=("own",)))
-    assert apart.notes == ()
+    notes = memplan.grad(model, memplan.GradOptions(loss="loss", wrt=wrt)).notes
+    assert len(notes) == bool(said)
+    for note in notes:
+        assert note.startswith(f"1 tensor with several layers each {said}")
+        assert "optimize=False" in note

@@ -70,19 +70,39 @@ def gradient_error(
     capture: memplan.Capture, module: nn.Module, batch: Sequence[Tensor], loss: Callable[[], Tensor]
 ) -> float:
     """The largest error of the loss and of all gradients, relative to the largest entry of each."""
+    return max(errors_by_name(capture, module, batch, loss).values())
+
+
+def errors_by_name(
+    capture: memplan.Capture,
+    module: nn.Module,
+    batch: Sequence[Tensor],
+    loss: Callable[[], Any],
+    part: Callable[[str], str] = lambda name: "",
+) -> dict[str, float]:
+    """The error of the loss, of metrics beside it and of each gradient, by name.
+
+    ``part``: of the name of a parameter, the part of the module that has gradients of one size.
+    """
     feeds = {name: t.numpy() for name, t in zip(capture.batch, batch, strict=True)}
     found = outputs_of(capture.model, feeds)
-    value = loss()
+    returned = loss()
+    value, metrics = returned if isinstance(returned, tuple) else (returned, {})
     value.backward()
     grads = {n: p.grad.numpy() for n, p in module.named_parameters() if p.grad is not None}
     assert set(capture.trained) == set(grads)
     noise = NOISE[next(module.parameters()).dtype]
-    largest = max(float(np.abs(grad).max()) for grad in grads.values())
-    errors = [abs(float(found["loss"]) - float(value.detach())) / abs(float(value.detach()))]
+    largest: dict[str, float] = {}
     for name, grad in grads.items():
-        own = max(float(np.abs(grad).max()), noise * largest)
-        errors.append(float(np.abs(found[f"{name}_grad"] - grad).max()) / own)
-    return max(errors)
+        largest[part(name)] = max(float(np.abs(grad).max()), largest.get(part(name), 0.0))
+    errors = {
+        name: abs(float(found[name]) - float(said.detach())) / abs(float(said.detach()))
+        for name, said in {"loss": value, **metrics}.items()
+    }
+    for name, grad in grads.items():
+        own = max(float(np.abs(grad).max()), noise * largest[part(name)])
+        errors[name] = float(np.abs(found[f"{name}_grad"] - grad).max()) / own
+    return errors
 
 
 def trained(

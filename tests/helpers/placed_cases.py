@@ -47,7 +47,7 @@ def main() -> None:
         except MemplanError:
             continue
         graph = build_graph(prepared.bound, prepared.types)
-        on_cpu = 0 in place(graph)[1].host_nodes
+        on_cpu = 0 in place(graph, "cuda")[1].host_nodes
         compared += 1
         if on_cpu != (placed["node"] == "CPUExecutionProvider"):
             different.append(f"{case.key}/{case.label}")

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import numpy_helper, parser
+from onnx import helper, numpy_helper, parser
 
-OPSET = 20
+OPSET, IR_VERSION, MICROSOFT = 20, 11, "com.microsoft"
 ROWS = Path(__file__).with_name("catalogue.txt")
 
 
@@ -74,6 +74,41 @@ class Case:
     def key(self) -> str:
         """The op's key in the tables: `<domain>:<Op>`."""
         return f"{self.domain}:{self.op}"
+
+    @property
+    def slots(self) -> list[int]:
+        """The outputs that have a name."""
+        return [k for k in range(self.outputs) if k not in self.absent_outputs]
+
+
+def node_of(case: Case, inputs: Sequence[str], **changed: object) -> onnx.NodeProto:
+    """The case's node, with some attributes changed; its outputs are ``y0``, ``y1`` and so on."""
+    outputs = [f"y{k}" if k in case.slots else "" for k in range(case.outputs)]
+    attributes = {**case.attributes, **changed}
+    return helper.make_node(case.op, inputs, outputs, "node", domain=case.domain, **attributes)
+
+
+def model_of(
+    case: Case,
+    nodes: Sequence[onnx.NodeProto],
+    feeds: Mapping[str, np.ndarray],
+    constants: Mapping[str, np.ndarray],
+    results: Sequence[str],
+    opset: int = 0,
+) -> onnx.ModelProto:
+    """A model of nodes in the case's opset, or another; results have no type."""
+    graph = helper.make_graph(
+        nodes,
+        "probe",
+        [
+            helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+            for k, v in feeds.items()
+        ],
+        [onnx.ValueInfoProto(name=name) for name in results],
+        [numpy_helper.from_array(v, k) for k, v in constants.items()],
+    )
+    imports = [helper.make_opsetid("", opset or case.opset), helper.make_opsetid(MICROSOFT, 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION)
 
 
 def all_cases() -> list[Case]:

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from on_stub import run_on_stub
-from onnx import helper, numpy_helper
+from onnx import helper
 
 LAST_VERSION = 2**31 - 1
 SOURCE = (
@@ -116,39 +116,29 @@ def host_slots() -> tuple[dict[str, list[int]], dict[str, list[int]]]:
 def _look(case: object, computed: bool) -> tuple[set[int], set[int]] | None:
     """Host inputs and outputs of the case's node; None when it does not run on CUDA."""
     import onnxruntime as ort
-    from cases import Const
+    from cases import Const, model_of, node_of
 
-    graph_inputs, nodes, constants, names = [], [], [], []
+    feeds, constants, nodes, names = {}, {"flat": np.array([-1], np.int64)}, [], []
     rng = np.random.default_rng(0)
     for index, item in enumerate(case.inputs):
         if item is None:
             names.append("")
         elif isinstance(item, Const) and not computed:
-            constants.append(numpy_helper.from_array(item.value, f"x{index}"))
+            constants[f"x{index}"] = item.value
             names.append(f"x{index}")
         else:
             value = item.value if isinstance(item, Const) else item.sample(rng)
-            kind = helper.np_dtype_to_tensor_dtype(value.dtype)
-            graph_inputs.append(helper.make_tensor_value_info(f"g{index}", kind, value.shape))
-            shape = np.asarray(value.shape, np.int64)
-            constants.append(numpy_helper.from_array(shape, f"s{index}"))
+            feeds[f"g{index}"] = value
+            constants[f"s{index}"] = np.asarray(value.shape, np.int64)
             # A view: on CUDA for every type.
             nodes.append(helper.make_node("Reshape", [f"g{index}", f"s{index}"], [f"x{index}"]))
             names.append(f"x{index}")
-    slots = [k for k in range(case.outputs) if k not in case.absent_outputs]
-    made = [f"y{k}" if k in slots else "" for k in range(case.outputs)]
-    node = helper.make_node(case.op, names, made, name="node", domain=case.domain)
-    node.attribute.extend(helper.make_attribute(k, v) for k, v in case.attributes.items())
-    nodes.append(node)
-    constants.append(numpy_helper.from_array(np.array([-1], np.int64), "flat"))
+    nodes.append(node_of(case, names))
     nodes += [
-        helper.make_node("Reshape", [f"y{k}", "flat"], [f"r{k}"], name=f"reader{k}") for k in slots
+        helper.make_node("Reshape", [f"y{k}", "flat"], [f"r{k}"], name=f"reader{k}")
+        for k in case.slots
     ]
-    graph = helper.make_graph(
-        nodes, "probe", graph_inputs, [onnx.ValueInfoProto(name=f"r{k}") for k in slots], constants
-    )
-    imports = [helper.make_opsetid("", case.opset), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(graph, opset_imports=imports, ir_version=11)
+    model = model_of(case, nodes, feeds, constants, [f"r{k}" for k in case.slots])
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -170,7 +160,7 @@ def _look(case: object, computed: bool) -> tuple[set[int], set[int]] | None:
     reads = next(n.input for n in saved if n.name == "node")
     return (
         {i for i, name in enumerate(reads) if name in copied or _copied(name, saved)},
-        {k for k in slots if provider.get(f"reader{k}") == "CPUExecutionProvider"},
+        {k for k in case.slots if provider.get(f"reader{k}") == "CPUExecutionProvider"},
     )
 
 

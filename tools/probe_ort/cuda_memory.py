@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from on_stub import ROOT, run_on_stub
-from onnx import helper, numpy_helper
+from onnx import helper
 
 SOURCE = (
     "the real CUDA provider over a stub of the CUDA runtime, without a GPU "
@@ -40,44 +40,34 @@ def _model(case: object, dying: int | None, bare: bool) -> tuple[onnx.ModelProto
     Bare: graph inputs and outputs only. Else inputs are copies that all but ``dying`` are read
     again after the node, and every output is read once.
     """
-    from cases import Const
+    from cases import Const, model_of, node_of
 
     rng = np.random.default_rng(0)
-    inputs, names, nodes, copies, results = [], [], [], [], []
-    constants = [numpy_helper.from_array(np.zeros(0, np.int64), "same")]
-    feeds = {}
+    names, nodes, copies, results = [], [], [], []
+    constants, feeds = {"same": np.zeros(0, np.int64)}, {}
     for index, item in enumerate(case.inputs):
         if item is None:
             names.append("")
             continue
         names.append(f"x{index}")
         if isinstance(item, Const):
-            constants.append(numpy_helper.from_array(item.value, f"x{index}"))
+            constants[f"x{index}"] = item.value
             continue
-        value = item.sample(rng)
         name = f"x{index}" if bare else f"g{index}"
-        feeds[name] = value
-        kind = helper.np_dtype_to_tensor_dtype(value.dtype)
-        inputs.append(helper.make_tensor_value_info(name, kind, value.shape))
+        feeds[name] = item.sample(rng)
         copies.append(index)
         if not bare:
             nodes.append(helper.make_node("Expand", [name, "same"], [f"x{index}"]))
-    slots = [k for k in range(case.outputs) if k not in case.absent_outputs]
-    made = [f"y{k}" if k in slots else "" for k in range(case.outputs)]
-    node = helper.make_node(case.op, names, made, name="node", domain=case.domain)
-    node.attribute.extend(helper.make_attribute(k, v) for k, v in case.attributes.items())
-    nodes.append(node)
+    nodes.append(node_of(case, names))
     late = [] if bare else [index for index in copies if index != dying]
     for source, target in [
-        *((f"y{k}", f"r{k}") for k in slots if not bare),
+        *((f"y{k}", f"r{k}") for k in case.slots if not bare),
         *((f"x{index}", f"l{index}") for index in late),
     ]:
         nodes.append(helper.make_node("Expand", [source, "same"], [target]))
         results.append(target)
-    outputs = [onnx.ValueInfoProto(name=n) for n in results or [f"y{k}" for k in slots]]
-    graph = helper.make_graph(nodes, "probe", inputs, outputs, constants)
-    imports = [helper.make_opsetid("", case.opset), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=11), feeds, copies, len(late)
+    model = model_of(case, nodes, feeds, constants, results or [f"y{k}" for k in case.slots])
+    return model, feeds, copies, len(late)
 
 
 def _run(case: object, dying: int | None, bare: bool = False) -> dict:

@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime as ort
-from cases import Case, Const, all_cases
-from onnx import TensorProto, helper, numpy_helper
+from cases import Case, Const, all_cases, model_of, node_of
+from onnx import TensorProto, helper
 
 LATER = 22
 """The opset in which most operators take bfloat16."""
@@ -33,13 +33,14 @@ TYPES = {
 }
 
 
-def model_of(
+def in_type(
     case: Case, code: int, opset: int, constants: bool
 ) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """A model in which the case's float32 tensors have another element type, its ``constants``
     too."""
-    nodes, given, weights, names = [], [], [], []
+    nodes, names = [], []
     feeds: dict[str, np.ndarray] = {}
+    weights: dict[str, np.ndarray] = {}
     rng = np.random.default_rng(0)
     for index, item in enumerate(case.inputs):
         name = "" if item is None else f"i{index}"
@@ -51,27 +52,21 @@ def model_of(
         if isinstance(item, Const):
             wide = changed and constants
             dtype = helper.tensor_dtype_to_np_dtype(code) if wide else array.dtype
-            weights.append(numpy_helper.from_array(array.astype(dtype), name))
+            weights[name] = array.astype(dtype)
             continue
         feeds[f"x{index}"] = array
-        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-        given.append(helper.make_tensor_value_info(f"x{index}", kind, array.shape))
         cast = {"to": code} if changed else {}
         nodes.append(
             helper.make_node("Cast" if changed else "Identity", [f"x{index}"], [name], **cast)
         )
-    attributes = {
-        name: code if name in ("to", "dtype") and value == TensorProto.FLOAT else value
+    changed = {
+        name: code
         for name, value in case.attributes.items()
+        if name in ("to", "dtype") and value == TensorProto.FLOAT
     }
-    outputs = ["" if k in case.absent_outputs else f"o{k}" for k in range(case.outputs)]
-    nodes.append(
-        helper.make_node(case.op, names, outputs, name="n", domain=case.domain, **attributes)
-    )
-    results = [onnx.ValueInfoProto(name=name) for name in outputs if name]
-    graph = helper.make_graph(nodes, case.op, given, results, weights)
-    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10), feeds
+    nodes.append(node_of(case, names, **changed))
+    results = [f"y{k}" for k in case.slots]
+    return model_of(case, nodes, feeds, weights, results, opset), feeds
 
 
 def outcome(case: Case, code: int) -> tuple[str | None, str]:
@@ -79,7 +74,7 @@ def outcome(case: Case, code: int) -> tuple[str | None, str]:
     not take the type, in this opset and in a later one."""
     words = ""
     for opset, constants in product(dict.fromkeys((case.opset, LATER)), (True, False)):
-        when, words = _tried(*model_of(case, code, opset, constants))
+        when, words = _tried(*in_type(case, code, opset, constants))
         if when is not None:
             return when, words
     return None, words

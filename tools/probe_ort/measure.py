@@ -21,12 +21,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime as ort
-from cases import Case, Const
-from onnx import helper, numpy_helper
+from cases import Case, Const, model_of, node_of
+from onnx import helper
 from shim import Trace
 
 MARK_BASE = 90001  # odd and large: no catalogue tensor has such a size
-MAX_IR = 11
 EAGER = {"Shape", "Size"}  # run as soon as their input exists, whatever the order of the file
 
 
@@ -77,14 +76,10 @@ def build(case: Case, dying: set[int]) -> Built:
             nodes.append(_copy(f"g{index}", f"x{index}"))
             names.append(f"x{index}")
             copies.append(index)
-    outputs = [k for k in range(case.outputs) if k not in case.absent_outputs]
     if case.op not in EAGER:
         results.append(_marker(nodes, consts, marks))
-    out_names = [f"y{k}" if k in outputs else "" for k in range(case.outputs)]
-    node = helper.make_node(case.op, names, out_names, name="node", domain=case.domain)
-    node.attribute.extend(helper.make_attribute(k, v) for k, v in case.attributes.items())
-    nodes.append(node)
-    for k in outputs:
+    nodes.append(node_of(case, names))
+    for k in case.slots:
         marks += 1
         results.append(_marker(nodes, consts, marks))
         nodes.append(_copy(f"y{k}", f"r{k}"))
@@ -95,22 +90,8 @@ def build(case: Case, dying: set[int]) -> Built:
         if index not in dying:
             nodes.append(_copy(f"x{index}", f"late{index}"))
             results.append(f"late{index}")
-    return Built(_model(case, nodes, feeds, consts, results), feeds, copies, outputs, marks + 1)
-
-
-def _model(case, nodes, feeds, consts, results) -> onnx.ModelProto:
-    graph = helper.make_graph(
-        nodes,
-        "probe",
-        [
-            helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
-            for k, v in feeds.items()
-        ],
-        [onnx.ValueInfoProto(name=name) for name in results],
-        [numpy_helper.from_array(v, k) for k, v in consts.items()],
-    )
-    imports = [helper.make_opsetid("", case.opset), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=MAX_IR)
+    model = model_of(case, nodes, feeds, consts, results)
+    return Built(model, feeds, copies, case.slots, marks + 1)
 
 
 def session(model: onnx.ModelProto, threads: int, saved: str | None = None) -> ort.InferenceSession:

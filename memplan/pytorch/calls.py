@@ -10,14 +10,13 @@ or it writes over a tensor, or its result is written over.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.fx import Node
 
 from memplan.pytorch.call_families import family_of
+from memplan.pytorch.operators import draws, writes, written_to
 
 _STACK = "nn_module_stack"
 _ROOT = "model"
@@ -27,8 +26,6 @@ _COPIES = frozenset({"to"})
 """Views only of what needs no conversion."""
 _INPLACE = ("torch.nn.modules.activation.", "torch.nn.modules.dropout.")
 """Modules that have an option ``inplace``."""
-_ATTENTION = "scaled_dot_product_attention"
-_ATTENTION_DROPS = 4
 
 
 def calls_of(traced: Any, written: Any) -> dict[str, str]:
@@ -78,7 +75,7 @@ def _calls(graph: Any) -> tuple[dict[Node, _Call], dict[Node, _Call]]:
         place = f"{modules} {family_of(kind)}"
         calls[node] = _Call(f"{modules} {kind} {count[place]}", _cannot_be_kept(node))
         count[place] += 1
-        for written in _written_over(node):
+        for written in () if _switched_off(node) else written_to(node):
             target = calls.get(written) or views.get(written)
             if target is not None:
                 target.closed = True
@@ -149,32 +146,4 @@ def _part(node: Node) -> int:
 
 def _cannot_be_kept(node: Node) -> bool:
     """Whether an operator draws random numbers or writes over a tensor."""
-    if _kind(node.target) == _ATTENTION:
-        return _drops(node.args, node.kwargs)
-    tags = getattr(node.target, "tags", ())
-    schema = getattr(node.target, "_schema", None)
-    writes = bool(schema and schema.is_mutable) and not _switched_off(node)
-    return writes or torch.Tag.nondeterministic_seeded in tags
-
-
-def _drops(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether attention drops some of its weights at random."""
-    given = args[_ATTENTION_DROPS] if len(args) > _ATTENTION_DROPS else kwargs.get("dropout_p")
-    return bool(given)
-
-
-def _written_over(node: Node) -> Iterator[Node]:
-    """What an operator writes over."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or not schema.is_mutable or _switched_off(node):
-        return
-    for argument, value in zip(schema.arguments, node.args, strict=False):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            yield from (v for v in _every(value) if isinstance(v, Node))
-
-
-def _every(value: Any) -> Iterator[Any]:
-    if isinstance(value, list | tuple):
-        yield from value
-    else:
-        yield value
+    return draws(node) or (writes(node) and not _switched_off(node))

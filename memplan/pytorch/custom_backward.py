@@ -29,6 +29,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import has_side_effect
 
 from memplan.errors import MemplanError, ModelError
+from memplan.pytorch.operators import written_to
 from memplan.pytorch.places import called_from, defined_at, is_users
 from memplan.pytorch.surrogate_exports import GRADIENT, WITH, gradient_of, with_gradient
 from memplan.pytorch.torch_errors import refusal
@@ -285,7 +286,7 @@ def _lead_through(graph: Any, node: Node, what: CustomBackward, outermost: bool)
         raise _not_led(what, "is the second of its tensor")
     if any(user in before and not _reads_alone(user) for user in x.users):
         raise _not_led(what, "is registered behind what reads its tensor")
-    if any(_writes(user, x) for user in x.users):
+    if any(x in written_to(user) for user in x.users):
         raise _not_led(what, "is on a tensor that is changed in place")
     with graph.inserting_after(node):
         made = graph.call_function(operator.getitem, (node, 0))
@@ -298,17 +299,6 @@ def _lead_through(graph: Any, node: Node, what: CustomBackward, outermost: bool)
 def _reads_alone(user: Node) -> bool:
     """Whether no gradient comes back from a reader."""
     return user.target in _UNWRITTEN or (user.target is _SET_GRAD and not user.args[0])
-
-
-def _writes(user: Node, x: Node) -> bool:
-    schema = getattr(user.target, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return False
-    given = zip(schema.arguments, user.args, strict=False)
-    return any(
-        value is x and argument.alias_info is not None and argument.alias_info.is_write
-        for argument, value in given
-    )
 
 
 def _not_led(what: CustomBackward, why: str) -> ModelError:

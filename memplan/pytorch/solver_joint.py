@@ -23,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import optimization_hint
 from torch.utils.checkpoint import CheckpointPolicy
 
 from memplan.errors import ModelError
+from memplan.pytorch.operators import draws, writes
 from memplan.pytorch.torch_internals import OPERATOR, internal
 
 _UNKNOWN_SIZE = 4096  # PyTorch's own guess for a size that depends on data
@@ -175,20 +176,6 @@ def refusal_of(node: fx.Node) -> str:
     return "" if node.target.namespace in _IN_LIBRARIES else CUSTOM
 
 
-def draws(node: fx.Node) -> bool:
-    """Whether a call takes random numbers. Attention and dropout with a rate of 0 take none."""
-    target = node.target
-    if not isinstance(target, OPERATOR):
-        return False
-    if torch.Tag.nondeterministic_seeded not in target.tags:
-        return False
-    for place, described in enumerate(target._schema.arguments):
-        if described.name == "dropout_p":
-            given = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p")
-            return given not in (None, 0, 0.0)
-    return True
-
-
 def read_joint(graph: fx.Graph, forward_outputs: int) -> Joint:
     """Read a joint graph whose first ``forward_outputs`` outputs are those of the forward pass.
 
@@ -265,25 +252,6 @@ def in_backward(node: fx.Node) -> bool:
 
 def _has_effect(node: fx.Node) -> bool:
     return node.op == "call_function" and (writes(node) or node.is_impure(impure_random=False))
-
-
-def writes(node: fx.Node) -> bool:
-    """Whether a call writes to one of its arguments."""
-    return isinstance(node.target, OPERATOR) and node.target._schema.is_mutable
-
-
-def written_to(node: fx.Node) -> tuple[fx.Node, ...]:
-    """The arguments that a call writes to."""
-    if not writes(node):
-        return ()
-    described = node.target._schema.arguments
-    given = [
-        node.args[place] if place < len(node.args) else node.kwargs.get(each.name)
-        for place, each in enumerate(described)
-        if each.alias_info is not None and each.alias_info.is_write
-    ]
-    flat = [part for each in given for part in (each if _is_many(each) else (each,))]
-    return tuple(each for each in flat if isinstance(each, fx.Node))
 
 
 def _read(node: fx.Node) -> Operator:

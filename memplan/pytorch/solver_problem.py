@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import fx
 
+from memplan.pytorch.operators import written_to
 from memplan.pytorch.solver_joint import (
     RANDOM,
     Joint,
@@ -25,7 +26,6 @@ from memplan.pytorch.solver_joint import (
     is_root,
     storage_bytes,
     value_of,
-    written_to,
 )
 from memplan.pytorch.solver_scratch import scratch_bytes
 from memplan.solver.build import Output, ProblemBuilder

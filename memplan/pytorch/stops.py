@@ -25,8 +25,8 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from memplan.errors import ModelError
+from memplan.pytorch.operators import may_be_view, writes, written_slots, written_to
 from memplan.pytorch.surrogate_exports import BACKWARD_THROUGH
-from memplan.pytorch.torch_internals import OPERATOR
 
 aten = torch.ops.aten
 _SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
@@ -70,7 +70,7 @@ def _write_in_line(module: GraphModule) -> None:
     for node in graph.find_nodes(op="call_function", target=_SET_GRAD):
         named = node.args[1]
         body = getattr(module, str(named.target))
-        if any(inner.op == "get_attr" or _written(inner) for inner in body.graph.nodes):
+        if any(inner.op == "get_attr" or writes(inner) for inner in body.graph.nodes):
             continue
         given = dict(zip(body.graph.find_nodes(op="placeholder"), node.args[2:], strict=True))
         with graph.inserting_before(node):
@@ -141,7 +141,7 @@ class _Region:
             self._enter(node, bodies)
         elif node.target in _DETACH:
             self._detach(node)
-        elif slots := _written(node):
+        elif slots := written_slots(node):
             self._write(node, slots)
         elif node.target is operator.getitem and node.args[0] in self.results:
             self._mark(node, self.results[node.args[0]][node.args[1]])
@@ -294,35 +294,14 @@ def _nodes_in(arguments: Any) -> list[Node]:
     return []
 
 
-def _written(node: Node) -> list[int | str]:
-    """The arguments that an operator writes in place."""
-    if not isinstance(node.target, OPERATOR):
-        return []
-    found: list[int | str] = []
-    for index, argument in enumerate(node.target._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            if index < len(node.args) and isinstance(node.args[index], Node):
-                found.append(index)
-            elif isinstance(node.kwargs.get(argument.name), Node):
-                found.append(argument.name)
-    return found
-
-
 def _is_view(node: Node) -> bool:
     """Whether a result shares the storage of the first input, or may."""
-    if node.target is operator.getitem:
-        return True
-    if not isinstance(node.target, OPERATOR):
-        return False
-    return any(item.alias_info is not None for item in node.target._schema.returns)
+    return node.target is operator.getitem or may_be_view(node)
 
 
 def _is_written_later(node: Node) -> bool:
     """Whether something writes into a tensor or a view of it."""
-    for user in node.users:
-        slots = _written(user)
-        if any((user.args[s] if isinstance(s, int) else user.kwargs[s]) is node for s in slots):
-            return True
-        if _is_view(user) and _is_written_later(user):
-            return True
-    return False
+    return any(
+        node in written_to(user) or (_is_view(user) and _is_written_later(user))
+        for user in node.users
+    )

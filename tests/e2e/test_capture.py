@@ -57,6 +57,7 @@ def test_a_right_step_is_written_and_its_check_is_told(memplan: Memplan, tmp_pat
     assert "2 updates within" in text
     assert "the same 1 random draw in both" in text
     assert "eager PyTorch: peak" in text
+    assert "(one step each; other work on the machine counts)" in text
     found = json.loads(
         succeeded(memplan("capture", "train.py:right", "-o", "b.onnx", "--format", "json"))
     )

@@ -118,6 +118,13 @@ def no_grad_around_enable_grad(m: Any, x: Any) -> Any:
 
 
 @row()
+def gradients_of_several_batches(m: Any, x: Any) -> Any:
+    """As docs/commands/capture.md says it: a loop without several calls of backward."""
+    parts = x.chunk(3)
+    return sum(m.b(m.a(part).tanh()).square().mean() / len(parts) for part in parts)
+
+
+@row()
 def inference_mode(m: Any, x: Any) -> Any:
     h = m.a(x)
     with torch.inference_mode():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from helpers.models import load_benchmark
 from helpers.problems import Case
@@ -11,25 +10,9 @@ from helpers.steps import problem_of
 from memplan.solver.strategies.mincut import MinCut
 
 _knapsack = load_benchmark("plans.knapsack")
-Knapsack, Packing, spread = _knapsack.Knapsack, _knapsack.Packing, _knapsack.spread
+Knapsack, Packing = _knapsack.Knapsack, _knapsack.Packing
 
 SECONDS = 30.0
-
-
-@pytest.mark.parametrize(
-    ("values", "weights", "room", "best"),
-    [
-        ([1.0, 5.0, 3.0], [4, 4, 2], 6, [1, 2]),
-        ([1.0, 5.0, 3.0], [4, 4, 2], 10, [0, 1, 2]),
-        ([1.0, 5.0, 3.0], [4, 4, 2], 5, [1]),
-        ([1.0, 5.0, 3.0], [4, 4, 2], 3, [2]),
-        ([1.0, 5.0, 3.0], [4, 4, 2], 1, []),
-        ([6.0, 10.0, 12.0], [1, 2, 3], 5, [1, 2]),  # by value per weight it would be 0 and 1
-        ([2.0, 9.0], [0, 11], 10, [0]),  # nothing weighs nothing; too heavy for any room
-    ],
-)
-def test_a_knapsack(values: list[float], weights: list[int], room: int, best: list[int]) -> None:
-    assert Packing(values, weights, most=10).chosen(room) == best
 
 
 def test_a_knapsack_against_all_subsets() -> None:
@@ -44,12 +27,6 @@ def test_a_knapsack_against_all_subsets() -> None:
             chosen = packing.chosen(room)
             assert values[chosen].sum() == best
             assert weights[chosen].sum() <= room
-
-
-def test_shares_are_spread_from_the_start() -> None:
-    shares = spread(40, 10_000)
-    assert sorted(shares) == [250 * k for k in range(41)]
-    assert shares[:4] == [0, 10_000, 5000, 2500]
 
 
 SIZES = Case("a(x):4  b(a):4$5  c(b):2$3  loss(c):0  gc(loss c b):2  gb(gc a):4  ga(gb a):4!")

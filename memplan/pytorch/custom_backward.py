@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any
 from unittest import mock
 
@@ -79,7 +78,6 @@ class Recorder:
     def __init__(self, model: nn.Module) -> None:
         """Take note of the hooks that the model brings."""
         self.hooks: dict[int, CustomBackward] = {}
-        self.adding = False
         self.refused = dict.fromkeys(_unrecordable(model))
         self.brought: dict[str, tuple[CustomBackward, list[Any]]] = {}
         for name, parameter in model.named_parameters():
@@ -148,6 +146,33 @@ class Recorder:
         """Record the hooks that the parameters of a module have brought."""
         for name, (what, hooks) in self.brought.items():
             self.hook(what, module.get_parameter(name), hooks)
+
+    def functions(self) -> Mapping[Any, Callable[..., Any]]:
+        """What replaces functions and attributes of PyTorch that the step calls."""
+        return {
+            Tensor.register_hook: self._hooked,
+            Tensor.register_post_accumulate_grad_hook: self._hooked_later,
+            Tensor.grad_fn.__get__: self._grad_fn,
+            torch.autograd.grad: _taken,
+        }
+
+    def _hooked(self, tensor: Tensor, hook: Any) -> Any:
+        handle = tensor.register_hook(hook)
+        what = CustomBackward("tensor hook", _name(hook), called_from())
+        handle.remove = _removed(what)
+        self.hook(what, tensor, [hook])
+        return handle
+
+    def _hooked_later(self, tensor: Tensor, hook: Any) -> Any:
+        self.refuse("post-accumulate-grad hook", _name(hook))
+        return tensor.register_post_accumulate_grad_hook(hook)
+
+    def _grad_fn(self, tensor: Tensor, *_: Any) -> Any:
+        found = tensor.grad_fn
+        if found is not None and is_users(sys._getframe(2).f_code.co_filename):
+            # Hooks of it are not Python's to see.
+            self.refuse("autograd node", type(found).__name__)
+        return found
 
     def refuse(self, kind: str, name: str) -> None:
         """Take note of what cannot be recorded."""
@@ -333,11 +358,9 @@ def recording(recorder: Recorder) -> Iterator[None]:
         yield
 
 
-def begin_recording(module: nn.Module) -> None:
-    """Record the hooks that a module brings, at the beginning of a step that is traced."""
-    recorder = _RECORDER.get()
-    if recorder is not None:
-        recorder.begin(module)
+def current_recorder() -> Recorder | None:
+    """That of the step that is traced, if one is."""
+    return _RECORDER.get()
 
 
 def _watched(recorder: Recorder) -> list[tuple[Any, str, Any]]:
@@ -358,29 +381,6 @@ def _watched(recorder: Recorder) -> list[tuple[Any, str, Any]]:
             return recorder.function(cls, args, kwargs)
         return apply.__get__(None, cls)(*args, **kwargs)
 
-    add = Tensor.register_hook
-
-    @wraps(add)
-    def hooked(self: Any, hook: Any) -> Any:
-        if not recorder.adding:  # PyTorch calls this once more from within
-            recorder.adding = True
-            try:
-                handle = add(self, hook)
-            finally:
-                recorder.adding = False
-            what = CustomBackward("tensor hook", _name(hook), called_from())
-            handle.remove = _removed(what)
-            recorder.hook(what, self, [hook])
-            return handle
-        return add(self, hook)
-
-    late = Tensor.register_post_accumulate_grad_hook
-
-    @wraps(late)
-    def registered(self: Any, hook: Any) -> Any:
-        recorder.refuse("post-accumulate-grad hook", _name(hook))
-        return late(self, hook)
-
     enter = saved_tensors_hooks.__enter__
 
     def entered(self: Any) -> Any:
@@ -388,30 +388,14 @@ def _watched(recorder: Recorder) -> list[tuple[Any, str, Any]]:
             recorder.refuse("saved-tensor hook", _name(self.unpack_hook))
         return enter(self)
 
-    own: Any = inspect.getattr_static(Tensor, "grad_fn")
-
-    def node(self: Any) -> Any:
-        held = own.__get__(self)
-        if held is not None and is_users(sys._getframe(1).f_code.co_filename):
-            # Hooks of it are not Python's to see.
-            recorder.refuse("autograd node", type(held).__name__)
-        return held
-
-    take = torch.autograd.grad
-
-    def taken(*args: Any, **kwargs: Any) -> Any:
-        if is_users(sys._getframe(1).f_code.co_filename):
-            raise NotImplementedError("the step takes a gradient by itself (torch.autograd.grad)")
-        return take(*args, **kwargs)
-
     return [
         (function, "apply", classmethod(applied)),
-        (Tensor, "register_hook", hooked),
-        (Tensor, "register_post_accumulate_grad_hook", registered),
-        (Tensor, "grad_fn", property(node)),
         (saved_tensors_hooks, "__enter__", entered),
-        (torch.autograd, "grad", taken),
     ]
+
+
+def _taken(*_args: Any, **_kwargs: Any) -> Any:
+    raise NotImplementedError("the step takes a gradient by itself (torch.autograd.grad)")
 
 
 def _removed(what: CustomBackward) -> Callable[[], None]:

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.nn.parameter import is_lazy
 
 from memplan.errors import UsageError
-from memplan.pytorch.custom_backward import begin_recording
+from memplan.pytorch.custom_backward import current_recorder
 from memplan.pytorch.torch_defaults import defaults, defaults_now
 from memplan.pytorch.torch_step import TorchStep, parameter_names, takes_whole
 from memplan.pytorch.traced_calls import traced_calls
@@ -59,7 +59,8 @@ class StepModule(nn.Module):
         """The loss as a scalar."""
         before = dict(self.named_buffers(remove_duplicate=False))
         with traced_calls() as traced, defaults(self.defaults):
-            begin_recording(self)
+            if (recorder := current_recorder()) is not None:
+                recorder.begin(self)
             result = self.call(**batch)
             loss, metrics = loss_of(result), metrics_of(result)
         if traced:

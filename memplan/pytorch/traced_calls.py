@@ -24,6 +24,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from memplan.errors import ModelError, UsageError
+from memplan.pytorch.custom_backward import current_recorder
 from memplan.pytorch.loss_forms import REDUCTIONS, reduced
 from memplan.pytorch.surrogate_exports import backward_through
 from memplan.pytorch.torch_internals import internal, replaced
@@ -245,7 +246,9 @@ class _Traced(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.frozen = Frozen()
+        recorder = current_recorder()
         self.own = {**_FUNCTIONS, **self.frozen.functions()}
+        self.own |= {} if recorder is None else recorder.functions()
 
     def __torch_function__(
         self,

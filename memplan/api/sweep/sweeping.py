@@ -234,14 +234,14 @@ class _Table:
 
     def _point(self, task: Task) -> SweepPoint:
         shape = self.answers.known[replace(task, plan=None)]
-        answer = self.answers.known.get(task)
         footprint = shape if isinstance(shape, Footprint) else None
-        failures = [a for a in (shape, answer) if isinstance(a, Failure)]
         budget = None if task.plan is None else task.plan.budget
         room = None
         if budget is not None and footprint is not None:
             whole = footprint.peak_with_workspace_bytes
             room = budget.resolve(whole) - self._reserve(whole)
+        answer = self._answer(task, room)
+        failures = [a for a in (shape, answer) if isinstance(a, Failure)]
         return SweepPoint(
             model=task.model,
             dims=dict(task.dims),
@@ -253,6 +253,32 @@ class _Table:
             planned=answer if isinstance(answer, Planned) else None,
             failure=failures[0] if failures else None,
         )
+
+    def _answer(self, task: Task, room: int | None) -> Answer | None:
+        """What was found for a task. A plan for less keeps ``room`` bytes, too, so it stands in
+        where it is cheaper: a larger budget never costs more than a smaller one of this sweep."""
+        own, shape = self.answers.known.get(task), replace(task, plan=None)
+        if room is None or (isinstance(own, Failure) and not own.infeasible):
+            return own
+        for other, found in self.answers.known.items():
+            if not isinstance(found, Planned) or replace(other, plan=None) != shape:
+                continue
+            planned = own if isinstance(own, Planned) else None
+            cheaper = planned is None or found.extra_cost_fraction < planned.extra_cost_fraction
+            if found.budget_bytes < room and cheaper:
+                # What no plan for less can undercut, a plan for more may.
+                bound = (
+                    (planned.bound_fraction, planned.bound_kind) if planned else (0.0, "trivial")
+                )
+                note = f"the plan for {found.budget_bytes:,} B is the best that was found for more"
+                own = replace(
+                    found,
+                    budget_bytes=room,
+                    bound_fraction=bound[0],
+                    bound_kind=bound[1],
+                    assumptions=tuple(dict.fromkeys((*found.assumptions, note))),
+                )
+        return own
 
     def _reserve(self, whole: int) -> int:
         return self.options.plan.reserve.resolve(whole)

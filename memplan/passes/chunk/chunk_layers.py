@@ -110,7 +110,7 @@ class ChunkLayers:
     ) -> int | None:
         """All layers, in the fewest chunks of which twice as many bring little."""
         best: int | None = None
-        largest = len(cuts[-1].turn.region.uses)
+        largest = max(len(cut.turn.region.uses) for cut in cuts)
         for place, cut in enumerate(cuts):
             if len(cut.turn.region.uses) < largest:
                 continue

@@ -14,7 +14,7 @@ import memplan
 from helpers.sweeps import batched, swept
 from helpers.training_steps import long_skips
 from memplan.api.sweep import solve, sweeping
-from memplan.api.sweep.point import Answer, Failure, Task
+from memplan.api.sweep.point import Answer, Failure, Planned, Task
 from memplan.api.sweep.sweep_result import Status
 from memplan.errors import (
     EXIT_BUG,
@@ -70,6 +70,38 @@ def test_points_are_what_analyze_and_rewrite_say(model: Path) -> None:
         assert point.planned.recomputed_nodes == rewritten.plan.clones
         assert point.budget_bytes == point.planned.budget_bytes == rewritten.budget_bytes
     assert found.error is None
+
+
+def test_a_larger_budget_never_costs_more_than_a_smaller_one(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the search happens to find less for more."""
+    costs = {"50%": 0.2, "60%": 0.3, "70%": None, "80%": 0.1, "90%": 0.1}
+
+    def answered(task: Task) -> Answer:
+        if task.plan is None:
+            return solve.solve(task)
+        cost = costs[task.plan.budget.text]
+        if cost is None:
+            return Failure("no plan found", "", EXIT_INFEASIBLE)
+        share = int(task.plan.budget.text[:-1]) / 100
+        peak = int(share * memplan.analyze(model, {"N": 256}).timeline.peak_with_workspace_bytes)
+        return Planned(peak, peak, peak, cost, cost / 2, "order-free", 3, 0)
+
+    monkeypatch.setattr(sweeping, "solve", answered)
+    for budgets in (list(costs), list(reversed(costs))):
+        points = swept(model, *budgets, dims={"N": 256}).points
+        found = {p.budget.text: p.planned for p in points if p.budget and p.planned}
+        assert {t: (p.extra_cost_fraction, p.bound_fraction) for t, p in found.items()} == {
+            "50%": (0.2, 0.1),
+            "60%": (0.2, 0.15),
+            "70%": (0.2, 0.0),
+            "80%": (0.1, 0.05),
+            "90%": (0.1, 0.05),
+        }
+        note = f"the plan for {found['50%'].budget_bytes:,} B is the best that was found for more"
+        assert {t for t, p in found.items() if note in p.assumptions} == {"60%", "70%"}
+        assert all(p.planned and p.planned.budget_bytes == p.budget_bytes for p in points)
 
 
 def test_without_budgets_nothing_is_planned(model: Path, counted: list[Task]) -> None:

@@ -11,10 +11,12 @@ import pytest
 import memplan
 from helpers.chunking import ATTENTION, by_pass, drawn, head, in_chunks, products, runs, state_from
 from helpers.graphs import REUSING, TUNED, parse
+from helpers.problems import Clock
 from helpers.proofs import proof
+from memplan.deadline import Deadline
 from memplan.equivalence.prove import Side, prove, reference_side
 from memplan.errors import UsageError
-from memplan.passes.chunk.asked import LAYERS, REGIONS, Asked, parse_chunks
+from memplan.passes.chunk.asked import LAYERS, NO_TIME, REGIONS, Asked, Room, parse_chunks
 from memplan.passes.chunk.choose_chunks import ChunkRegions
 from memplan.passes.chunk.chunk_state import state_of
 from memplan.simulate.timeline import simulate
@@ -50,6 +52,20 @@ def test_logits_in_chunks_lower_peak_and_floor_at_no_more_flops() -> None:
     assert after.floor_bytes < 0.3 * before.floor_bytes
     assert products(after.model.graph) == products(before.model.graph)
     onnx.checker.check_model(after.model.prepared.proto, full_check=True)
+
+
+def test_regions_are_the_best_of_those_there_was_time_for() -> None:
+    """More time never gives a higher peak; with none there are no chunks."""
+    peaks = []
+    for looks in range(1, 12):
+        room = Room(Deadline(looks, Clock(1.0)), 0.0)
+        before, after, note = by_pass(ChunkRegions(room=room), BIG)
+        assert (note == NO_TIME) == (after.model is before.model)
+        peaks.append(after.peak_bytes)
+    assert peaks == sorted(peaks, reverse=True)
+    assert peaks[0] == before.peak_bytes
+    assert peaks[-1] == by_pass(ChunkRegions(), BIG)[1].peak_bytes
+    assert len(set(peaks)) > 2
 
 
 def test_chunks_run_one_after_the_other() -> None:

@@ -12,7 +12,9 @@ import memplan
 from helpers.chunking import Array, by_pass, drawn, layered, products, runs, state_from
 from helpers.graphs import parse
 from helpers.proofs import proof
+from memplan.deadline import Deadline
 from memplan.passes.change import facts_of
+from memplan.passes.chunk.asked import NO_TIME, Room
 from memplan.passes.chunk.chunk_candidates import seeds
 from memplan.passes.chunk.chunk_layers import ChunkLayers
 from memplan.passes.chunk.chunk_state import State, chunked
@@ -75,6 +77,20 @@ def test_what_no_chunks_can_hold_gets_the_most() -> None:
     _, lowest, most = by_pass(ChunkLayers(), layered())
     _, after, note = by_pass(ChunkLayers(budget_bytes=1), layered())
     assert (after.peak_bytes, note) == (lowest.peak_bytes, most)
+
+
+def test_what_there_is_no_time_to_write_is_not_made() -> None:
+    before, most, _ = by_pass(ChunkLayers(), layered())
+    nodes = len(most.model.graph.nodes)
+    still = Deadline(1.0, lambda: 0.0)
+    _, same, _ = by_pass(ChunkLayers(room=Room(still, 0.9 / nodes)), layered())
+    assert len(same.model.graph.nodes) == nodes
+    _, fewer, note = by_pass(ChunkLayers(room=Room(still, 1.5 / nodes)), layered())
+    assert note.endswith("in 4 chunks")
+    assert len(fewer.model.graph.nodes) < nodes / 1.5
+    _, none, note = by_pass(ChunkLayers(room=Room(still, 1.0)), layered())
+    assert note == NO_TIME
+    assert len(none.model.graph.nodes) == len(before.model.graph.nodes)
 
 
 @pytest.mark.parametrize("model", [layered(rows=2047), layered(rows=128)], ids=["odd", "few"])

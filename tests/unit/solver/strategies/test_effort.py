@@ -54,6 +54,16 @@ def test_the_lowest_peak_is_lower_and_true(seed: int) -> None:
     assert looser.peak <= found.peak or not looser.feasible
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_the_lowest_plan_that_is_known_is_never_lost(seed: int) -> None:
+    floor, _ = tight(random_step(seed)[1])
+    first = Lowest(parse_strategy("search")).solve(floor, 1.0).decision
+    known = replace(floor, known=(first.sequence,))
+    again = Lowest(parse_strategy("search{seed=7}")).solve(known, 0.05).decision
+    assert again.peak <= first.peak
+    assert again.peak < first.peak or again.extra_cost <= first.extra_cost
+
+
 @pytest.mark.parametrize("name", ["search{iterations=10}", "greedy", "segments"])
 def test_the_least_budget_of_a_strategy_is_what_it_then_keeps(name: str) -> None:
     case, problem = random_step(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import Future
 from dataclasses import replace
@@ -59,6 +60,31 @@ def test_a_bound_that_is_met_ends_the_search() -> None:
     started = time.process_time()
     solve_portfolio(problem, Deadline(600.0), IN_ORDER)
     assert time.process_time() - started < 300
+
+
+def test_where_there_is_a_plan_a_step_that_looks_at_no_clock_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stuck = threading.Event()
+    monkeypatch.setattr(portfolio._Portfolio, "_second_thread", lambda self: stuck.wait(300))
+    started = time.monotonic()
+    found, _ = solve_portfolio(hard_problem(3, 0.9), Deadline(0.5), IN_ORDER)
+    taken = time.monotonic() - started
+    stuck.set()
+    assert found.feasible
+    assert taken < 100
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_plan_that_is_known_is_never_lost(seed: int) -> None:
+    problem = hard_problem(seed)
+    first, _ = solve_portfolio(problem, Deadline(1.0), FREE)
+    assert first.feasible
+    known = replace(problem, known=(problem.order, first.sequence))
+    for limit in (0.0, 0.2):
+        again, _ = solve_portfolio(known, Deadline(limit), replace(FREE, seed=7))
+        assert again.feasible
+        assert again.extra_cost <= first.extra_cost
 
 
 def test_an_interrupt_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,14 +34,21 @@ STEP = "step.onnx"
 RUN = ("run", STEP, "--data", "data.npz", "--threads", "1", "--seed", "7")
 
 
-@pytest.fixture(autouse=True)
-def files(tmp_path: Path) -> None:
-    model = training_step("mlp")
-    onnx.save(model, tmp_path / STEP)
-    onnx.save(FAMILIES["mlp"](), tmp_path / "forward.onnx")
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a step, its forward part and data."""
+    folder, model = tmp_path_factory.mktemp("made"), training_step("mlp")
+    onnx.save(model, folder / STEP)
+    onnx.save(FAMILIES["mlp"](), folder / "forward.onnx")
     data = batches(model, 10)
     arrays = {name: np.concatenate([batch[name] for batch in data]) for name in data[0]}
-    np.savez(tmp_path / "data.npz", **arrays)
+    np.savez(folder / "data.npz", **arrays)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def files(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
 
 
 def losses(path: Path) -> list[str]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from memplan.api.floor_sentence import FloorReport, floor_report
 from memplan.api.open_step import open_step
-from memplan.api.source import Model, as_file, shown_path
+from memplan.api.python_step import as_sizes
+from memplan.api.source import Model, shown_path
 from memplan.api.state_modes import contract_of, state_report
 from memplan.api.summary import Rows, Summary
 from memplan.api.versions import runtime_json, version_notes
@@ -288,7 +289,7 @@ def analyze(
     """
     kind = session_kind(session, provider)
     asked = (state,) if isinstance(state, str) else tuple(state)
-    with as_file(path) as file:
+    with as_sizes(path) as file:
         model = open_step(file, kind, dims, loss, asked, partly=True)
         analysis = analyze_session(model, kind, loss)
     return replace(analysis, path=shown_path(path))

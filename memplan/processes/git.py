@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,6 +153,22 @@ class Repository:
         if done.returncode:
             raise _failed(_said(done))
 
+    def export(self, commit: str, folder: Path) -> None:
+        """Write all files of ``commit`` into ``folder`` as a checkout would, but for what Git LFS
+        keeps. The index for it lies there as well.
+
+        Raises:
+            RuntimeUnavailableError: a file is not here and cannot be fetched, or a filter failed.
+        """
+        variables = {"GIT_INDEX_FILE": str(folder / ".git-index"), "GIT_LFS_SKIP_SMUDGE": "1"}
+        for arguments in (
+            ("read-tree", commit),
+            ("checkout-index", "--all", f"--prefix={folder}{os.sep}"),
+        ):
+            done = _git(self.root, *arguments, variables=variables)
+            if done.returncode:
+                raise _failed(_said(done))
+
     def _line(self, *arguments: str) -> str | None:
         """The one line that git answers; None where it fails."""
         done = self._run(*arguments)
@@ -189,7 +205,11 @@ def repository_of(folder: Path) -> Repository:
 
 
 def _git(
-    folder: Path, *arguments: str, output: int = subprocess.PIPE, given: bytes | None = None
+    folder: Path,
+    *arguments: str,
+    output: int = subprocess.PIPE,
+    given: bytes | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
     try:
         return subprocess.run(
@@ -197,7 +217,7 @@ def _git(
             stdout=output,
             stderr=subprocess.PIPE,
             input=given if given is not None else b"",
-            env={**os.environ, **_QUIET},
+            env={**os.environ, **_QUIET, **(variables or {})},
         )
     except FileNotFoundError:
         raise RuntimeUnavailableError("--base: git is not installed", "install git") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,21 @@ from memplan.errors import UsageError
 
 MOST_TEXT = 1 << 28
 """Bytes of a lock, a costs file and their like: what is larger is something else."""
+
+_STEP = re.compile(r"(.+\.py):([^\W\d]\w*)", re.DOTALL)
+
+
+def python_step(given: PathLike[str] | str) -> tuple[Path, str] | None:
+    """The file and the function of ``FILE.py:FUNCTION``; None of what is a file, or has not that
+    form."""
+    found = _STEP.fullmatch(os.fspath(given))
+    return None if found is None or os.path.lexists(given) else (Path(found[1]), found[2])
+
+
+def on_disk(given: Path) -> Path:
+    """The file that a model is read from: of ``FILE.py:FUNCTION``, ``FILE.py``."""
+    step = python_step(given)
+    return given if step is None else step[0]
 
 
 @contextmanager

@@ -25,7 +25,8 @@ from memplan.proto.model_checks import (
     require_valid,
 )
 from memplan.proto.nodes import Described, is_standard, subgraphs
-from memplan.proto.paths import file_problem, read_bytes
+from memplan.proto.paths import file_problem, python_step, read_bytes
+from memplan.units import shell_word
 
 _PROTOBUF_LIMIT = 2**31 - 1
 _LARGEST_VERSION = 2**31 - 1  # what schemas are asked for
@@ -76,7 +77,12 @@ def parse_file(path: Path) -> onnx.ModelProto:
             )
         data = read_bytes(path)
     except FileNotFoundError:
-        raise ModelError(f"{path} does not exist", "give the path of a .onnx file") from None
+        hint = "give the path of a .onnx file"
+        if python_step(path) is not None:
+            hint = (
+                f"this needs a file: memplan capture {shell_word(str(path))} -o step.onnx makes it"
+            )
+        raise ModelError(f"{path} does not exist", hint) from None
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {file_problem(error)}") from None
     return parse(data, path)

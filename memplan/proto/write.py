@@ -17,6 +17,7 @@ from memplan.errors import UsageError
 from memplan.processes.scratch import hold, sweep
 from memplan.proto.external import data_files
 from memplan.proto.metadata import sealed_bytes
+from memplan.proto.paths import on_disk
 
 _PREFIX = ".memplan-tmp-"
 _OURS = re.compile(rf"{re.escape(_PREFIX)}[a-z0-9_]{{8}}")
@@ -96,7 +97,7 @@ def keep_apart(outputs: Iterable[Path | None], *inputs: Path | None) -> None:
     there = [path for path in written if _exists(path)]
     for source in inputs if there else ():
         if source is not None:
-            spare(there, [source], "is an input of this command")
+            spare(there, [on_disk(source)], "is an input of this command")
             spare(there, data_files(source), f"holds weights of {source}")
     for one, other in combinations(written, 2):
         if _same(one, other) or _same_name(one, other):

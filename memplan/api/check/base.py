@@ -22,11 +22,12 @@ from tempfile import TemporaryDirectory
 from memplan.api.check.lock import Lock, read_lock
 from memplan.api.check.measure import UnboundDimsError, measure
 from memplan.api.check.peak import Binding, Peak
+from memplan.api.python_step import capture_sizes, captured_sizes
 from memplan.errors import MemplanError, ModelError, UsageError
 from memplan.processes.git import Blob, Repository, repository_of
 from memplan.processes.scratch import scratch_folder
 from memplan.proto.external import external_end, external_location, external_tensors
-from memplan.proto.paths import file_problem, opened_file, read_bytes
+from memplan.proto.paths import file_problem, on_disk, opened_file, python_step, read_bytes
 from memplan.proto.read import parse_file
 from memplan.units import printable
 
@@ -66,7 +67,10 @@ class BaseModels:
 
     def look_at(self, files: Iterable[Path]) -> None:
         """Ask git for several files at once, which is quicker than one by one."""
-        self._look_up({path for path in map(self.repository.path_of, files) if path})
+        self._look_up({path for path in map(self._path_of, files) if path})
+
+    def _path_of(self, file: Path) -> str | None:
+        return self.repository.path_of(on_disk(file))
 
     def _look_up(self, paths: set[str]) -> None:
         if wanted := paths - self._blobs.keys():
@@ -74,7 +78,7 @@ class BaseModels:
 
     def has(self, file: Path) -> bool:
         """Whether the base has something at that path."""
-        path = self.repository.path_of(file)
+        path = self._path_of(file)
         return path is not None and self._blob(path) is not None
 
     def _blob(self, path: str) -> Blob | None:
@@ -109,19 +113,25 @@ class BaseModels:
         Raises:
             ModelError: there is something, and it cannot be analyzed.
         """
-        place = self.repository.path_of(file)
+        place = self._path_of(file)
         if place is None:
             raise ModelError("it lies outside the git repository")
         blob = self.find(place)
         if blob is None:
             return None
-        if now is not None and _reusable(now, binding) and _same(file, blob):
-            return now
+        step = python_step(file)
+        if now is not None and _reusable(now, binding):
+            same = _same(file, blob) if step is None else self._same_sources(*step)
+            if same:
+                return now
         with TemporaryDirectory(dir=self.folder) as home:
             local = Path(home, _LOCAL_NAME)
             try:
-                self.fetch(place, blob, local)
-                self._weights(place, local, tuned=binding.session == "tuned")
+                if step is None:
+                    self.fetch(place, blob, local)
+                    self._weights(place, local, tuned=binding.session == "tuned")
+                else:
+                    self._capture(Path(home, "tree"), place, step[1], local)
                 return measure(local, path, binding)[0]
             except UnboundDimsError as error:
                 names = ", ".join(printable(name) for name in error.names)
@@ -150,6 +160,33 @@ class BaseModels:
                     f"{printable(place)} is kept in Git LFS and was not fetched",
                     f"git lfs install; git lfs fetch origin {self.commit.commit[:12]}",
                 )
+
+    def _same_sources(self, script: Path, function: str) -> bool:
+        """Whether all that a step of PyTorch is made from is today what the base has."""
+        with captured_sizes(script, function) as today:
+            places = {file: self.repository.path_of(Path(file)) for file in today.sources}
+        self._look_up({place for place in places.values() if place})
+        for file, place in places.items():
+            blob = self._blob(place) if place is not None else None
+            # What is in no commit is read here and there.
+            if blob is not None and not _same(Path(file), blob):
+                return False
+        return True
+
+    def _capture(self, tree: Path, place: str, function: str, local: Path) -> None:
+        """Capture a step of PyTorch from the files of the base."""
+        tree.mkdir()
+        self.repository.export(self.commit.commit, tree)
+        here, root = Path.cwd(), self.repository.root
+        folder = tree / here.relative_to(root) if here.is_relative_to(root) else here
+        found = capture_sizes(tree / place, function, local, folder)
+        ours = [file for file in found.sources if Path(file).is_relative_to(root)]
+        if ours:
+            raise ModelError(
+                f"its code there imports {ours[0]} of this checkout, not of the base",
+                "compare with the lock: a package that is installed from the checkout, or is on "
+                "PYTHONPATH, is there once only",
+            )
 
     def _weights(self, place: str, local: Path, *, tuned: bool) -> None:
         """Put beside ``local`` what its weights in other files are, or what stands for them."""

@@ -3,11 +3,12 @@
 From two entries alone, so that it works against a lock as well as against the model of another
 commit. The likeliest cause stands first:
 
-1. *sizes*: an input, most often its batch, has other dimensions.
-2. *types*: tensors have a wider element type.
-3. *fusion*: a fused operator has gone, and what it consists of has come in its place.
-4. *order*: the nodes and their sizes are the same and run in another order.
-5. *stash* and *tensors*: tensors are in memory at the peak that were not.
+1. *torch*: another PyTorch captured the step.
+2. *sizes*: an input, most often its batch, has other dimensions.
+3. *types*: tensors have a wider element type.
+4. *fusion*: a fused operator has gone, and what it consists of has come in its place.
+5. *order*: the nodes and their sizes are the same and run in another order.
+6. *stash* and *tensors*: tensors are in memory at the peak that were not.
 
 What an older lock does not tell (:mod:`memplan.api.check.traits`) is not guessed.
 """
@@ -58,6 +59,7 @@ _VENDOR = "com.microsoft:"
 class CauseKind(StrEnum):
     """What sort of change it is; the words are part of the JSON contract."""
 
+    TORCH = "torch"
     SIZES = "sizes"
     TYPES = "types"
     FUSION = "fusion"
@@ -104,6 +106,9 @@ def causes(before: Peak, now: Peak) -> tuple[Cause, ...]:
             "the graph is the same as in the lock: that was edited, or memplan counts differently"
         )
         found.append(Cause(CauseKind.SAME, text))
+    if "torch" in fields:
+        text = f"captured by another PyTorch: {before.torch} -> {now.torch}"
+        found.insert(0, Cause(CauseKind.TORCH, printable(text), found[0].text))
     return tuple(found)
 
 

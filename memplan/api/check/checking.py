@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from memplan.api.check.peak import Peak
 from memplan.api.check.targets import CheckRequest, lock_of, targets
 from memplan.errors import MemplanError, ModelError, UsageError
 from memplan.processes.locks import updating
+from memplan.proto.paths import on_disk
 from memplan.proto.write import check_output, followed
 from memplan.units import printable
 
@@ -103,7 +103,7 @@ def run_update(
     _guard(guard, request, lock)
     check_output(request.lock, force=True)
     chosen = targets(request, lock, update=True)
-    if not request.models and not any(os.path.exists(target.file) for target in chosen):
+    if not request.models and not any(on_disk(target.file).exists() for target in chosen):
         raise ModelError(
             f"none of the models in {request.lock} exists",
             "make them first; a model named on the command line is removed from the lock",
@@ -119,7 +119,8 @@ def run_update(
 
 def _guard(guard: Guard | None, request: CheckRequest, lock: Lock) -> None:
     if guard is not None:
-        guard((*request.models, *(lock.path.parent / path for path in lock.entries)))
+        files = (*request.models, *(lock.path.parent / path for path in lock.entries))
+        guard(map(on_disk, files))
 
 
 @dataclass(slots=True)
@@ -179,7 +180,7 @@ class _Run:
         plain = Finding(target.path, target.file, Kind.MISSING, cap_bytes=request.max_peak_bytes)
         if locked is not None:
             known.update(locked.dims)
-        if not os.path.exists(target.file):
+        if not on_disk(target.file).exists():
             if locked is not None:
                 return replace(
                     plain,

@@ -24,6 +24,7 @@ _COMPARED = (
     "classes",
     "top",
     "runtime",
+    "torch",
     "as_loaded",
 )
 
@@ -47,9 +48,10 @@ def changed_fields(before: Peak, now: Peak) -> tuple[str, ...]:
     found = [name for name in _COMPARED if _value(before, name) != _value(now, name)]
     if now.state_unsaid:
         found = [name for name in found if name != "state"]
-    # A runtime that is not known is not another one.
-    if before.runtime is None or now.runtime is None:
-        found = [name for name in found if name != "runtime"]
+    # A version that is not known is not another one.
+    for name in ("runtime", "torch"):
+        if name in found and None in (getattr(before, name), getattr(now, name)):
+            found.remove(name)
     return tuple(found)
 
 

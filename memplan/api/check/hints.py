@@ -9,6 +9,7 @@ from pathlib import Path
 from memplan.api.check.peak import Binding
 from memplan.errors import UsageError
 from memplan.proto.metadata import IN_PLACE
+from memplan.proto.paths import python_step
 from memplan.units import printable, shell_word
 
 DEFAULT_LOCK = "memplan.lock"
@@ -77,6 +78,7 @@ def fit_command(file: Path, budget_bytes: int, binding: Binding, *, chunks: bool
     """The command that rewrites ``file`` to a budget, with ``chunks`` if need be."""
     words = ["memplan", "rewrite", _argument(file), "--budget", exact_size(budget_bytes)]
     words += ["--chunk", "auto"] if chunks else []
+    words += ["--dry-run"] if python_step(file) is not None else []
     return _joined([*words, *binding_options(binding)])
 
 

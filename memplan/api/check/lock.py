@@ -269,6 +269,8 @@ _FIELDS: Mapping[str, Callable[[object], str]] = {
     "provider": partial(_choice, PROVIDERS),
     "state": partial(_choice, (IN_PLACE, APART)),
     "runtime": _text,
+    "torch": _text,
+    "memplan": _text,
     "as_loaded": _flag,
     "dims": partial(_wholes, 1),
     "peak_bytes": _whole,

@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 from memplan.api.analysis import ACCOUNTING_VERSION, Analysis, analyze_session
 from memplan.api.check.peak import Binding, Peak, TopTensors
 from memplan.api.check.traits import element_types, inputs_of, operators_of, structure
 from memplan.api.open_step import open_step
+from memplan.api.python_step import as_sizes
 from memplan.api.state_modes import as_recorded, runs_in_place
 from memplan.errors import ModelError
 from memplan.ir.roles import Role
 from memplan.proto.metadata import APART, IN_PLACE, STATE, get_metadata
+from memplan.proto.paths import python_step
 from memplan.proto.read import read_model
 from memplan.runtime.installed import installed_runtime
 from memplan.shapes.dims import symbolic_dims
@@ -43,7 +46,15 @@ def measure(
         UnboundDimsError: a symbolic dimension has no size.
         ModelError: the model cannot be read or a shape stays unknown.
     """
-    model = read_model(file)
+    with as_sizes(file) as local:
+        return _measured(local, file, path, binding, tolerance)
+
+
+def _measured(
+    local: Path, file: Path, path: str, binding: Binding, tolerance: str | int | None
+) -> tuple[Peak, frozenset[str]]:
+    """The same of the file that ``file`` is read from."""
+    model = read_model(local)
     symbolic = frozenset(symbolic_dims(model))
     unbound = tuple(sorted(symbolic - set(binding.dims)))
     if unbound:
@@ -54,10 +65,11 @@ def measure(
     state: Sequence[str] = (binding.state,) if binding.state else ()
     if binding.state is None:
         state = as_recorded(metadata, ())
-    found = open_step(prepare(model, file, dims), kind, state=state)
+    found = open_step(prepare(model, local, dims), kind, state=state)
     # A lock holds on any machine, so nothing in it may depend on the processor.
     analysis = analyze_session(found, kind, portable=True)
     tuned = kind.name == "tuned"
+    of_python = python_step(path) is not None
     apart = tuned and get_metadata(found.prepared.proto).get(STATE) == APART
     peak = replace(
         _peak(analysis, path),
@@ -65,6 +77,8 @@ def measure(
         state=IN_PLACE if analysis.graph.state is not None else APART if apart else None,
         state_unsaid=binding.state is None,
         trained_in_place=tuned and runs_in_place(metadata),
+        torch=version("torch") if of_python else None,
+        memplan=version("memplan") if of_python else None,
     )
     return peak, symbolic
 

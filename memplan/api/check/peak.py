@@ -58,6 +58,7 @@ class Peak:
     locked peak, or bytes); None is 0. ``runtime`` is the version of ONNX Runtime that was installed
     (None: none was, or an older memplan wrote the entry). ``state``: ``in-place`` or ``apart``, as
     it was counted (None: the file said nothing of it, or an older memplan wrote the entry).
+    ``torch`` and ``memplan``: versions of what captured a step of PyTorch (None: it is a file).
     ``as_loaded`` is there where figures rest on what that runtime makes of the file when it loads
     it; False: it could not be asked. ``structure`` to ``inputs`` name the cause of a growth
     (:mod:`memplan.api.check.traits`; None: an older memplan wrote the entry). ``line`` is that of
@@ -82,6 +83,8 @@ class Peak:
     peak_with_workspace_bytes: int | None = None
     tolerance: str | int | None = None
     runtime: str | None = None
+    torch: str | None = None
+    memplan: str | None = None
     state: str | None = None
     as_loaded: bool | None = None
     structure: str | None = None

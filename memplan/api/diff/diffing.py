@@ -10,7 +10,8 @@ from memplan.api.diff.diff_result import Diff
 from memplan.api.diff.graph_changes import graph_changes
 from memplan.api.diff.peak_changes import peak_changes
 from memplan.api.open_step import open_step
-from memplan.api.source import Model, as_file, shown_path
+from memplan.api.python_step import as_sizes
+from memplan.api.source import Model, shown_path
 from memplan.api.state_modes import runs_in_place
 from memplan.errors import UsageError
 from memplan.ir.counterparts import find_counterparts
@@ -93,7 +94,7 @@ def _analyzed(
     """One side, the names of its symbolic dimensions, and whether its state lies in place where
     nothing is said."""
     kind = session_kind(session, provider)
-    with as_file(model) as file:
+    with as_sizes(model) as file:
         read = read_model(file)
         known, by_default = set(symbolic_dims(read)), runs_in_place(get_metadata(read))
         bound = {name: size for name, size in dims.items() if name in known}

@@ -25,6 +25,7 @@ from memplan.api.analysis import (
 )
 from memplan.api.floor_sentence import floor_report
 from memplan.api.open_step import open_step
+from memplan.api.python_step import as_sizes
 from memplan.api.rewrite.finish import Proved, proved_plan
 from memplan.api.rewrite.goal import (
     Goal,
@@ -113,7 +114,7 @@ def rewrite(
     """
     options = given_options(budget)
     in_memory = output is None and isinstance(path, onnx.ModelProto)
-    with as_file(path) as file:
+    with as_sizes(path) if dry_run else as_file(path) as file:
         target = as_output(output) or default_output(file)
         unwritten = dry_run or in_memory
         result = _rewrite(file, options, None if unwritten else target, dims or {}, force, progress)
@@ -158,7 +159,7 @@ def replay(
         options = replace(options, budget=given_options(budget).budget)
     again = _Again(made, None if isinstance(plan, PlanFile) else Path(plan))
     in_memory = output is None and isinstance(path, onnx.ModelProto)
-    with as_file(path) as file:
+    with as_sizes(path) if dry_run else as_file(path) as file:
         target = as_output(output) or default_output(file)
         unwritten = dry_run or in_memory
         result = _rewrite(file, options, None if unwritten else target, {}, force, None, again)

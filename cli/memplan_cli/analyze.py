@@ -66,7 +66,8 @@ def command(
 ) -> int:
     """Account for every byte of MODEL's peak, and say why each is still in memory.
 
-    MODEL is not run. With --session default, ONNX Runtime loads it; otherwise no weights are read.
+    MODEL is an ONNX file, or FILE.py:FUNCTION as for capture, whose code is run. No step is run.
+    With --session default, ONNX Runtime loads the graph; otherwise no weights are read.
     """
     from memplan.api.analysis import analyze
 

@@ -51,8 +51,9 @@ def command(
 ) -> int:
     """Explain why NEW needs more or less memory than OLD, tensor by tensor.
 
-    Tensors are matched by structure, so renamed ones still match. No model is run. The exit code
-    is 0 even if the peaks differ; to fail on growth, use 'memplan check'.
+    Both are ONNX files, or FILE.py:FUNCTION as for capture. Tensors are matched by structure, so
+    renamed ones still match. No step is run. The exit code is 0 even if the peaks differ; to fail
+    on growth, use 'memplan check'.
     """
     from memplan.api.diff.diffing import diff
 

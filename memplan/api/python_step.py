@@ -134,13 +134,12 @@ def _capture_here(target: str, output: str, device: str, folder: str) -> dict[st
     os.chdir(folder)
     opened: dict[str, None] = {}
     sys.addaudithook(lambda event, given: _note(opened, given) if event == "open" else None)
-    import torch
-
     from memplan.api.capture.capturing import capture
+    from memplan.pytorch.meta import on_device
 
     with ExitStack() as stack:
         if device:
-            stack.enter_context(torch.device(device))
+            stack.enter_context(on_device(device))
         try:
             capture(target, output, weights="none", check=False, force=True)
         except MemplanError as error:

@@ -9,10 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.export.graph_signature import InputKind
 
 from memplan.errors import ModelError, UsageError
+
+
+def on_device(name: str) -> torch.device:
+    """A device, to be entered: what is made inside lies there."""
+    return torch.device(name)
 
 
 def check_one_device(tensors: Mapping[str, Tensor]) -> None:

@@ -70,7 +70,7 @@ def test_code_runs_again_only_where_something_of_it_has_changed(
     first = peak(inside, step)
     assert peak(inside, step) == first
     assert runs() == 1
-    (tmp_path / "layers.py").write_text(LAYERS.replace("2", "3", 1))
+    (tmp_path / "layers.py").write_text(LAYERS.replace(", 2", ", 3"))
     assert peak(inside, step) != first
     assert runs() == 2
     (tmp_path / "layers.py").write_text(LAYERS)
@@ -130,7 +130,7 @@ def test_a_lock_holds_it_explains_and_accepts(inside: Memplan, step: str, tmp_pa
     assert f'[models."{step}"]' in lock
     assert re.search(r'^torch = "2\.', lock, re.MULTILINE)
     assert inside("check").returncode == 0
-    (tmp_path / "layers.py").write_text(LAYERS.replace("2", "3", 1))
+    (tmp_path / "layers.py").write_text(LAYERS.replace(", 2", ", 3"))
     done = inside("check")
     assert done.returncode == 1
     assert "into backward" in done.stdout
@@ -167,7 +167,7 @@ def test_the_base_is_captured_from_its_own_files(
     same = inside("check", "--base", "main", step)
     assert same.returncode == 0
     assert runs() == 1  # nothing that it is made from has changed
-    (tmp_path / "layers.py").write_text(LAYERS.replace("2", "3", 1))
+    (tmp_path / "layers.py").write_text(LAYERS.replace(", 2", ", 3"))
     done = inside("check", "--base", "main", step)
     assert done.returncode == 1
     assert "at the merge-base with main" in done.stdout

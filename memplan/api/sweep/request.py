@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from memplan.api.rewrite.goal import RewriteOptions, given_options, strategy_for
-from memplan.api.rewrite_options import settle
+from memplan.api.rewrite_options import refuses, settle
 from memplan.errors import UsageError
 from memplan.solver.strategies.builtin import Search
 from memplan.units import SizeSpec
@@ -23,6 +23,11 @@ DEFAULT_PLAN = RewriteOptions(SizeSpec("100%", 1, None), effort=DEFAULT_EFFORT)
 """How a point is planned unless told otherwise."""
 
 
+@refuses(
+    address="memplan.sweep(...) inside joblib.parallel_config(backend='dask')",
+    backend="memplan.sweep(...) inside joblib.parallel_config(backend='dask')",
+    resume="leave it out: every point is computed; give fewer models, sizes or budgets to a call",
+)
 @dataclass(frozen=True, slots=True)
 class SweepOptions:
     """How to plan, and how much at once.

@@ -332,3 +332,10 @@ def test_json_has_every_point(model: Path) -> None:
     assert second["extra_cost_fraction"] is None
     assert content["effort"] == 50
     assert content["runtime"]["cpu"]["installed"]
+
+
+@pytest.mark.parametrize("name", ["address", "backend", "resume"])
+def test_options_that_are_gone_are_told(name: str) -> None:
+    with pytest.raises(UsageError, match=f"SweepOptions no longer takes {name}$") as caught:
+        memplan.SweepOptions(**{name: "dask"})
+    assert caught.value.hint

@@ -11,6 +11,7 @@ import hashlib
 import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import CellType, FunctionType
 from typing import Any
 
@@ -26,71 +27,65 @@ Keeper = Callable[[], None]
 _PARTS = 2
 
 
-def _same(now: list[Any], then: list[Any]) -> bool:
-    return len(now) == len(then) and all(a is b for a, b in zip(now, then, strict=True))
+def _of(read: Callable[[], list[Any]], write: Callable[[list[Any]], object]) -> Keeper:
+    """Of what is read and written whole."""
+    values = read()
+
+    def put_back() -> None:
+        now = read()
+        if len(now) != len(values) or any(a is not b for a, b in zip(now, values, strict=True)):
+            write(values)
+
+    return put_back
 
 
 def of_dict(held: dict[Any, Any]) -> Keeper:
     """Of a dictionary, its order included."""
     kind: Any = OrderedDict if issubclass(type(held), OrderedDict) else dict
-    keys, values = list(kind.keys(held)), list(kind.values(held))
 
-    def put_back() -> None:
-        if not (_same(list(kind.keys(held)), keys) and _same(list(kind.values(held)), values)):
-            kind.clear(held)
-            for key, value in zip(keys, values, strict=True):
-                kind.__setitem__(held, key, value)
+    def write(values: list[Any]) -> None:
+        kind.clear(held)
+        for key, value in zip(values[::2], values[1::2], strict=True):
+            kind.__setitem__(held, key, value)
 
-    return put_back
+    return _of(lambda: [each for pair in kind.items(held) for each in pair], write)
 
 
 def of_list(held: list[Any]) -> Keeper:
     """Of a list."""
-    values = list.copy(held)
-
-    def put_back() -> None:
-        if not _same(held, values):
-            list.__setitem__(held, slice(None), values)
-
-    return put_back
+    return _of(lambda: list.copy(held), partial(list.__setitem__, held, slice(None)))
 
 
 def of_deque(held: deque[Any]) -> Keeper:
     """Of a double-ended queue."""
-    values = list(deque.__iter__(held))
 
-    def put_back() -> None:
-        if not _same(list(deque.__iter__(held)), values):
-            deque.clear(held)
-            deque.extend(held, values)
+    def write(values: list[Any]) -> None:
+        deque.clear(held)
+        deque.extend(held, values)
 
-    return put_back
+    return _of(lambda: list(deque.__iter__(held)), write)
 
 
 def of_set(held: set[Any]) -> Keeper:
     """Of a set."""
-    values = list(set.__iter__(held))
 
-    def put_back() -> None:
-        if {id(v) for v in set.__iter__(held)} != {id(v) for v in values}:
-            set.clear(held)
-            set.update(held, values)
+    def write(values: list[Any]) -> None:
+        set.clear(held)
+        set.update(held, values)
 
-    return put_back
+    return _of(lambda: list(set.__iter__(held)), write)
 
 
 def of_cell(held: CellType) -> Keeper:
     """Of a variable that a closure shares."""
-    value = in_cell(held)
 
-    def put_back() -> None:
-        if value is MISSING:
-            if in_cell(held) is not MISSING:
-                del held.cell_contents
-        elif in_cell(held) is not value:
-            held.cell_contents = value
+    def write(values: list[Any]) -> None:
+        if values[0] is MISSING:
+            del held.cell_contents
+        else:
+            held.cell_contents = values[0]
 
-    return put_back
+    return _of(lambda: [in_cell(held)], write)
 
 
 def in_cell(held: CellType) -> Any:
@@ -103,13 +98,7 @@ def in_cell(held: CellType) -> Any:
 
 def of_defaults(held: FunctionType) -> Keeper:
     """Of the defaults of a function."""
-    values = held.__defaults__
-
-    def put_back() -> None:
-        if held.__defaults__ is not values:
-            held.__defaults__ = values
-
-    return put_back
+    return _of(lambda: [held.__defaults__], lambda v: setattr(held, "__defaults__", v[0]))
 
 
 def of_names(
@@ -151,13 +140,9 @@ def digest_of(contents: Any) -> bytes:
 
 def of_flag(held: Tensor) -> Keeper:
     """Of whether a tensor requires a gradient."""
-    flag = held.requires_grad
-
-    def put_back() -> None:
-        if held.is_leaf and held.requires_grad != flag:
-            held.requires_grad_(flag)
-
-    return put_back
+    return _of(
+        lambda: [held.requires_grad], lambda v: held.requires_grad_(v[0]) if held.is_leaf else None
+    )
 
 
 def of_tensor_hooks(held: Tensor) -> Keeper:

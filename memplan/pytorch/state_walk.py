@@ -245,24 +245,15 @@ class StateWalk:
             name = called(key) if type(key) in _PLAIN else f"{path}[{type(key).__name__} {k}]"
             self._later(name, value, partial(dict.__setitem__, held, key))
 
-    def _list(self, path: str, value: list[Any], _write: Write | None) -> None:
-        self._note(path, (type(value).__qualname__, list.__len__(value)))
-        self.keepers.append(keepers.of_list(value))
-        for k, each in enumerate(list.copy(value)):
-            self._later(f"{path}[{k}]", each, partial(list.__setitem__, value, k))
-        self._attributes(path, value)
-
-    def _deque(self, path: str, value: deque[Any], _write: Write | None) -> None:
-        self._note(path, (type(value).__qualname__, deque.__len__(value)))
-        self.keepers.append(keepers.of_deque(value))
-        for k, each in enumerate(list(deque.__iter__(value))):
-            self._later(f"{path}[{k}]", each, partial(deque.__setitem__, value, k))
-        self._attributes(path, value)
-
-    def _tuple(self, path: str, value: tuple[Any, ...], _write: Write | None) -> None:
-        self._note(path, (type(value).__qualname__, tuple.__len__(value)))
-        for k, each in enumerate(tuple.__iter__(value)):
-            self._later(f"{path}[{k}]", each)
+    def _sequence(self, path: str, value: Any, _write: Write | None) -> None:
+        kind: Any = next(each for each in (list, tuple, deque) if issubclass(type(value), each))
+        items = list(kind.__iter__(value))
+        self._note(path, (type(value).__qualname__, len(items)))
+        if kind is not tuple:
+            self.keepers.append((keepers.of_list if kind is list else keepers.of_deque)(value))
+        for k, each in enumerate(items):
+            write = None if kind is tuple else partial(kind.__setitem__, value, k)
+            self._later(f"{path}[{k}]", each, write)
         self._attributes(path, value)
 
     def _set(self, path: str, value: Any, _write: Write | None) -> None:
@@ -481,10 +472,8 @@ _RULES: tuple[tuple[Any, str], ...] = (
     (nn.Module, "module"),
     ((np.generic, Enum, int, float, str, bytes), "scalar"),
     (dict, "dict"),
-    (list, "list"),
-    (tuple, "tuple"),
+    ((list, tuple, deque), "sequence"),
     ((set, frozenset), "set"),
-    (deque, "deque"),
     (FunctionType, "function"),
     (MethodType, "method"),
     ((BuiltinFunctionType, MethodWrapperType), "builtin"),

@@ -20,7 +20,7 @@ from memplan.pytorch.program import ExportedGraph, decomposed, to_onnx
 from memplan.pytorch.scaler import Treatment, read_treatment
 from memplan.pytorch.tidy import tidy
 from memplan.pytorch.torch_checkpoints import regions_of
-from memplan.pytorch.torch_internals import internal
+from memplan.pytorch.torch_errors import BATCH_NORMS
 from memplan.pytorch.torch_optimizer import OptimizerSettings, read_optimizer
 from memplan.pytorch.torch_step import FROZEN, TorchStep
 from memplan.pytorch.trace import export
@@ -28,10 +28,17 @@ from memplan.pytorch.values import content, onnx_type, precision
 from memplan.units import counted
 
 _MODAL = (
-    internal("torch.nn.modules.dropout._DropoutNd"),
-    internal("torch.nn.modules.batchnorm._BatchNorm"),
+    *(
+        nn.Dropout,
+        nn.Dropout1d,
+        nn.Dropout2d,
+        nn.Dropout3d,
+        nn.AlphaDropout,
+        nn.FeatureAlphaDropout,
+    ),
+    *BATCH_NORMS,
     nn.MultiheadAttention,
-    nn.modules.rnn.RNNBase,
+    nn.RNNBase,
 )
 """Modules that compute something else in evaluation mode."""
 

@@ -9,9 +9,8 @@ from torch import nn
 from memplan.errors import MemplanError, ModelError
 from memplan.pytorch.installed_torch import own_failure, torch_notes
 from memplan.pytorch.places import frames_of, raised_in
-from memplan.pytorch.torch_internals import internal
 
-_BATCH_NORM = internal("torch.nn.modules.batchnorm._BatchNorm")
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _HINTS = (
     (
         re.compile(
@@ -104,7 +103,7 @@ def refusal(what: str, error: BaseException, model: nn.Module | None = None) -> 
     where = raised_in(error, model)
     said = reason_of(error)
     counted = "data-dependent" in said and any(
-        isinstance(each, _BATCH_NORM) and each.momentum is None
+        isinstance(each, BATCH_NORMS) and each.momentum is None
         for each in (model.modules() if model is not None else ())
     )
     hints = (_COUNTED if counted else cure_for(error) or hint_for(error), *torch_notes())

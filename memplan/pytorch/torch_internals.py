@@ -53,8 +53,6 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
     "torch.utils._pytree": _is_module,
     "torch.utils._python_dispatch.TorchDispatchMode": _is_class,
     "torch.utils.checkpoint.CheckpointFunction": _is_class,
-    "torch.nn.modules.batchnorm._BatchNorm": _is_class,
-    "torch.nn.modules.dropout._DropoutNd": _is_class,
     "torch._inductor.custom_graph_pass.CustomPartitionerFn": _is_class,
     "torch._guards.CompileContext": _is_class,
     "torch.distributions.Distribution._validate_args": lambda found: isinstance(found, bool),
@@ -103,8 +101,6 @@ INTERNALS = {
         f"torch.nn.modules.module._global_{name}_hooks": Internal("hooks of all modules there are")
         for name in ("forward_pre", "forward", "backward_pre", "backward")
     },
-    "torch.nn.modules.batchnorm._BatchNorm": Internal("which modules have another mode"),
-    "torch.nn.modules.dropout._DropoutNd": Internal("which modules have another mode"),
     "torch._GLOBAL_DEVICE_CONTEXT": Internal(
         "the default device, without making a tensor", "torch.get_default_device"
     ),

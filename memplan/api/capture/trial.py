@@ -20,6 +20,7 @@ from onnx import helper, numpy_helper
 
 from memplan.api.capture.capture_check import NotComparableError, Skip
 from memplan.api.capture.captured_file import Finished
+from memplan.api.capture.captured_weights import embed
 from memplan.errors import RuntimeUnavailableError
 from memplan.ir.roles import STATE
 from memplan.proto.edit import copied, replace_nodes
@@ -67,12 +68,7 @@ class Trial:
         made = {name: node for node in graph.node for name in node.output}
         self.gradients = {p: name for p, name in gradients.items() if name in made}
         inputs = {value.name for value in graph.input}
-        for name, weight in done.weights.items():
-            if name not in inputs:
-                tensor = graph.initializer.add(
-                    name=name, data_type=weight.dtype, dims=list(weight.shape)
-                )
-                tensor.raw_data = bytes(weight.content())
+        embed(model, {name: w for name, w in done.weights.items() if name not in inputs})
         outputs = {value.name for value in graph.output}
         for name in self.gradients.values():
             if name not in outputs:

@@ -55,7 +55,6 @@ class Incumbent:
             if better(found, self.best):
                 self.best, self.source = found, "a search before this one"
         self.bound = NO_CERTIFICATE
-        self.shared: Ints | None = None
         self.lock = threading.Lock()
 
     @property
@@ -113,27 +112,12 @@ class Incumbent:
         """The bound at which the best plan is enough, in seconds."""
         return self.best.extra_cost - self.gap * self.base if self.fits else math.inf
 
-    def enough(self, extra: float) -> bool:
-        """Whether a plan of this extra cost may end the search."""
-        return extra * (1 - _TOLERANCE) <= self.bound.seconds + self.gap * self.base
-
-    def may_stop(self, extra: float) -> bool:
-        """Whether a search whose best plan has this extra cost may end: for its own sake, or
-        because another has done what there was to do."""
-        return self.closed or self.enough(extra)
-
     @property
     def closed(self) -> bool:
         """Whether nothing is left to do."""
-        return self.proven_impossible or (self.fits and self.enough(self.best.extra_cost))
-
-    def meet(self, sequence: Ints) -> Ints:
-        """Of a search's sequence and those of the others, the cheapest."""
-        cost = self.problem.arrays.cost
-        with self.lock:
-            if self.shared is None or cost[sequence].sum() < cost[self.shared].sum():
-                self.shared = sequence
-            return self.shared
+        if not self.fits:
+            return self.proven_impossible
+        return self.best.extra_cost * (1 - _TOLERANCE) <= self.bound.seconds + self.gap * self.base
 
     def why_stopped(self, late: bool) -> str:
         """For the log."""

@@ -259,9 +259,8 @@ class _Portfolio:
         return with_forms(self.problem, sequence) if self.problem.forms else sequence
 
     def _meet(self, sequence: Ints) -> Ints:
-        if not self.problem.forms:
-            return self.incumbent.meet(sequence)
-        return self._with_forms(self.incumbent.meet(stripped(self.problem, sequence)))
+        """What to refine in the end: the best of all."""
+        return self._with_forms(self.incumbent.best.sequence) if self.incumbent.fits else sequence
 
     def _share(self, share: float) -> Deadline:
         """The end of what may take a share of the whole time."""
@@ -273,9 +272,9 @@ class _Portfolio:
     def _done(self) -> bool:
         return self.halt.is_set() or self.deadline.passed or self.incumbent.closed
 
-    def _enough(self, extra: float) -> bool:
-        """Whether a search with this extra cost may stop."""
-        return self.halt.is_set() or self.incumbent.may_stop(extra)
+    def _enough(self, _: float) -> bool:
+        """Whether a search may stop: what it has found is the incumbent, or costs more."""
+        return self.halt.is_set() or self.incumbent.closed
 
     def _wait(self, futures: list[Future[None]]) -> None:
         """Join the searches, but stay open to Ctrl-C; where there is a plan, not for long behind

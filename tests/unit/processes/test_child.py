@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from helpers.processes import eventually, runs
+from memplan.errors import RuntimeUnavailableError
 from memplan.processes.child import ChildError, call
+from memplan.processes.scratch import scratch_folder
 
 FUNCTIONS = """
 import os, sys, time
@@ -146,3 +148,10 @@ def test_what_a_killed_program_left_goes_with_the_next_one(
     assert not left.exists()
     assert used.is_dir()
     assert someones.is_dir()
+
+
+def test_a_full_temporary_folder_is_one_line() -> None:
+    full = pytest.raises(RuntimeUnavailableError, match="No space left on device")
+    with full as found, scratch_folder():
+        raise OSError(28, os.strerror(28))
+    assert "TMPDIR" in found.value.hint

@@ -150,6 +150,11 @@ def test_refusals(
     assert_harmless(run, tmp_path, code, (word,), "lower", *arguments, "-o", "step.onnx")
 
 
+def test_the_optimizer_is_an_input_too(run: Memplan, tmp_path: Path) -> None:
+    command = ("lower", MODEL, "--optimizer-model", OPTIMIZER, "-o", OPTIMIZER, "--force")
+    assert_harmless(run, tmp_path, EXIT_USAGE, ("inputs are never overwritten",), *command)
+
+
 # -- weights in other files --------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from helpers.models import ROOT
 from memplan_cli.main import main
 
 DOCS = ROOT / "docs"
-_BLOCK = re.compile(r"(.*?)^```(\w*)\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
 _WORD = re.compile(r"[(']?([A-Za-z][a-z]*(?:-[a-z]+)*)[),.:;']*")
 _FILE = re.compile(r"`([\w.-]+\.(?:py|js|mjs|html))`")
 _LINKED = re.compile(r"\]\((examples/([\w.]+))\)")
@@ -97,11 +97,12 @@ class Page:
 
 def blocks(page: str) -> list[Block]:
     """Of ``docs/<page>``, in their order."""
-    found = []
-    for match in _BLOCK.finditer((DOCS / page).read_text(encoding="utf-8")):
-        before, language, text = match.groups()
-        named = _FILE.findall(before.strip().rpartition("\n\n")[2])
-        found.append(Block(language, text, named[-1] if named else "", match.span(3)))
+    found, whole, end = [], (DOCS / page).read_text(encoding="utf-8"), 0
+    for match in _BLOCK.finditer(whole):
+        language, text = match.groups()
+        named = _FILE.findall(whole[end : match.start()].strip().rpartition("\n\n")[2])
+        found.append(Block(language, text, named[-1] if named else "", match.span(2)))
+        end = match.end()
     return found
 
 

@@ -11,6 +11,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
+from helpers.effort import tries
 from helpers.graphs import parse
 from helpers.state_graphs import feeds, state_step
 from memplan import RewriteOptions, ValidateOptions, analyze, rewrite, validate
@@ -71,7 +72,7 @@ def _same_bits(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
     return all(a.tobytes() == b.tobytes() for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(tries(75)))
 def test_what_lies_in_place_gives_the_bits_of_a_plain_loop(seed: int) -> None:
     model = state_step(seed)
     given = feeds(seed, model)
@@ -96,7 +97,7 @@ def test_the_random_steps_have_pairs_of_both_kinds() -> None:
     assert len({reason[-30:] for reason in reasons}) > 1
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(tries(75)))
 def test_the_check_of_the_file_agrees_with_the_simulator(seed: int) -> None:
     model = state_step(seed)
     state = _opened(model).graph.state
@@ -106,7 +107,7 @@ def test_the_check_of_the_file_agrees_with_the_simulator(seed: int) -> None:
     assert unsafe_pairs(model, pairs).keys() == {graph.tensors[o].name for o in state.apart}
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.slow
 def test_a_rewritten_step_keeps_its_bits_and_its_bytes(seed: int, tmp_path: Path) -> None:
     original, new = tmp_path / "step.onnx", tmp_path / "new.onnx"

@@ -6,13 +6,15 @@ before afterwards (:func:`users_code`)."""
 from __future__ import annotations
 
 import importlib.util
+import os
 import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, NoReturn
+from unittest import mock
 
 from memplan.errors import MemplanError, UsageError
 
@@ -49,7 +51,11 @@ def users_code(path: Path) -> Iterator[None]:
 
     drawn, numbers, folders = torch.get_rng_state(), random.getstate(), list(sys.path)
     try:
-        with defaults(defaults_now()), torch.set_grad_enabled(torch.is_grad_enabled()):
+        with (
+            _ends_by_raising(),
+            defaults(defaults_now()),
+            torch.set_grad_enabled(torch.is_grad_enabled()),
+        ):
             yield
     except MemplanError:
         raise
@@ -62,6 +68,21 @@ def users_code(path: Path) -> Iterator[None]:
         torch.set_rng_state(drawn)
         random.setstate(numbers)
         sys.path[:] = folders
+
+
+@contextmanager
+def _ends_by_raising() -> Iterator[None]:
+    """Inside, ``os._exit`` raises ``SystemExit`` in this process: it would end a command with the
+    code of the user's choice, and neither a file nor a word."""
+    own, end = os.getpid(), os._exit
+
+    def ends(status: int) -> NoReturn:
+        if os.getpid() != own:  # a fork of it
+            end(status)
+        raise SystemExit(status)
+
+    with mock.patch.object(os, "_exit", ends):
+        yield
 
 
 def _line_below(folder: Path, error: BaseException) -> str:

@@ -179,7 +179,7 @@ def test_the_base_is_captured_from_its_own_files(
 BAD = {
     "raises": ('raise ValueError("no [bold]b")', 2, "raises ValueError: no [bold]b"),
     "exits": ("sys.exit(3)", 2, "raises SystemExit: 3"),
-    "ends": ("os._exit(7)", 2, "ends its process: exit code 7"),
+    "ends": ("os._exit(7)", 2, "raises SystemExit: 7"),
     "returns": ("return 1", 2, "returns"),
 }
 

@@ -16,8 +16,9 @@ class Provider:
 
     ``title``: what sentences call it. ``runtime_name``: ONNX Runtime's name. ``device``: where an
     ``OrtValue`` in its memory lies. ``settings``: options that every session gives it.
-    ``profiling``: environment under which its nodes are timed. ``plugin``: the module that brings
-    its library, where the runtime does not; ``cure``: what to install where it does not start.
+    ``profiling``: environment under which its nodes are timed. ``counts``: whether its profile says
+    what memory it uses. ``plugin``: the module that brings its library, where the runtime does not;
+    ``cure``: what to install where it does not start.
     """
 
     title: str
@@ -25,6 +26,7 @@ class Provider:
     device: str
     settings: Mapping[str, str] = field(default_factory=dict)
     profiling: Mapping[str, str] = field(default_factory=dict)
+    counts: bool = True
     plugin: str = ""
     cure: str = ""
 
@@ -40,6 +42,17 @@ PROVIDERS: Mapping[str, Provider] = {
         cure="install onnxruntime-gpu, an NVIDIA driver, CUDA 13 and cuDNN 9 (pip: "
         "nvidia-cuda-runtime nvidia-cublas nvidia-cufft nvidia-curand nvidia-cudnn-cu13), or use "
         "--provider cpu; 'memplan device' says what is there",
+    ),
+    "webgpu": Provider(
+        "WebGPU",
+        "WebGpuExecutionProvider",
+        "webgpu",
+        # Else convolutions get another layout and new nodes, whatever the optimization level.
+        settings={"preferredLayout": "NCHW"},
+        counts=False,
+        plugin="onnxruntime_ep_webgpu",
+        cure="pip install onnxruntime onnxruntime-ep-webgpu (without onnxruntime-gpu) and, on "
+        "Linux, Vulkan's loader (libvulkan1) and a driver; or use --provider cpu; docs/any-gpu.md",
     ),
 }
 

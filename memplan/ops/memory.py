@@ -50,7 +50,8 @@ class MemorySemantics:
     """The measured tables of one provider. Pairs are (output index, input index).
 
     ``runtime`` is what they were measured on, as ``onnxruntime 1.31.1``, and ``same_on`` are other
-    versions that were measured and are the same; ``no_scratch`` are the operators that take none.
+    versions that were measured and are the same; ``no_scratch`` are the operators that take none,
+    ``faults`` the calls that fail (:mod:`memplan.ops.faults`).
     """
 
     provider: str
@@ -60,6 +61,7 @@ class MemorySemantics:
     known: frozenset[str]
     no_scratch: frozenset[str]
     same_on: frozenset[str]
+    faults: Mapping[str, tuple[tuple[str, str], ...]]
 
     def alias_input(self, key: str, output: int) -> int | None:
         """The input slot whose buffer output ``output`` always shares, or None."""
@@ -86,7 +88,12 @@ def semantics(provider: str) -> MemorySemantics:
     known = frozenset(alias) | frozenset(inplace) | frozenset(data["not_inplace"])
     scratch_free = frozenset(data.get("no_scratch", ()))
     same_on = frozenset(data.get("same_on", ()))
-    return MemorySemantics(provider, data["runtime"], alias, inplace, known, scratch_free, same_on)
+    faults = {
+        key: tuple((why, said) for why, said in r) for key, r in data.get("faults", {}).items()
+    }
+    return MemorySemantics(
+        provider, data["runtime"], alias, inplace, known, scratch_free, same_on, faults
+    )
 
 
 def has_effects(key: str) -> bool:

@@ -8,7 +8,7 @@ states shapes of outputs, so that a seal over them no longer holds.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import onnx
@@ -29,12 +29,36 @@ def restore_order(model: onnx.ModelProto, original: onnx.ModelProto) -> onnx.Mod
     for index, node in enumerate(original.graph.node):
         for name in node.output:
             place[name] = index
-    nodes = list(model.graph.node)
-    keys = _keys(nodes, place, len(original.graph.node))
     result = copied(model)
+    _drop_copies(result.graph, {node.name for node in original.graph.node})
+    nodes = list(result.graph.node)
+    keys = _keys(nodes, place, len(original.graph.node))
     replace_nodes(result.graph, (nodes[k] for k in sorted_nodes(nodes, keys)))
     set_metadata(result, get_metadata(original))
     return result
+
+
+def _drop_copies(graph: onnx.GraphProto, own: Set[str]) -> None:
+    """Remove the copies between a GPU and the host that the session has put in beside ``own``
+    nodes: any session of the result puts in its own."""
+    ends = {value.name for value in graph.output}
+    known: dict[str, str] = {}
+    kept = []
+    for node in graph.node:
+        if not node.op_type.startswith("Memcpy") or node.domain or node.name in own:
+            kept.append(node)
+            continue
+        source, made = node.input[0], node.output[0]
+        known |= {source: made} if made in ends else {made: source}
+    if len(kept) == len(graph.node):
+        return
+    for node in kept:
+        for names in (node.input, node.output):
+            for slot, name in enumerate(names):
+                while name in known:
+                    name = known[name]
+                names[slot] = name
+    replace_nodes(graph, kept)
 
 
 def _keys(nodes: list[onnx.NodeProto], place: dict[str, int], end: int) -> list[float]:

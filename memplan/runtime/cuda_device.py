@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 from memplan.errors import ProviderMissingError, RuntimeUnavailableError
 from memplan.providers import PROVIDERS
+from memplan.runtime.adapters import Adapter, find_adapters
 from memplan.runtime.gpu import Gpu, find_gpu
 from memplan.runtime.installed import installed_package
 from memplan.runtime.measure import run_child
@@ -19,12 +20,14 @@ SCHEMA = "memplan.device/1"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The answer of ``device``. ``gpu`` is a reason where there is none."""
+    """The answer of ``device``. ``gpu`` is a reason where there is none; ``adapters`` are
+    those that WebGPU may run on."""
 
     runtime: str
     package: str
     starts: tuple[Start, ...]
     gpu: Gpu | str
+    adapters: tuple[Adapter, ...]
     cpu: str
     cpu_bytes: int
     cpu_available_bytes: int
@@ -51,6 +54,7 @@ class Machine:
             ],
             "gpu": None if isinstance(self.gpu, str) else asdict(self.gpu),
             "gpu_problem": self.gpu if isinstance(self.gpu, str) else None,
+            "adapters": [asdict(adapter) for adapter in self.adapters],
             "reserve_bytes": self.reserve_bytes,
             "cpu": {
                 "name": self.cpu,
@@ -76,12 +80,13 @@ def describe_device() -> Machine:
                 raise
             found = Start(provider, error.message)
         starts.append(found)
-    memory = machine_memory()
+    memory, adapters = machine_memory(), find_adapters()
     return Machine(
         runtime=version,
         package=installed_package(),
         starts=tuple(starts),
         gpu=find_gpu(),
+        adapters=() if isinstance(adapters, str) else adapters,
         cpu=device_name("cpu"),
         cpu_bytes=memory.get("MemTotal", 0),
         cpu_available_bytes=memory.get("MemAvailable", 0),
@@ -108,6 +113,8 @@ def require(provider: str) -> None:
     Raises:
         RuntimeUnavailableError: it does not; the message says what the driver says.
     """
+    if provider == "webgpu":
+        start(provider)
     if provider != "cuda":
         return
     gpu = find_gpu()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from memplan.errors import NodeFailedError, ProviderMissingError, RuntimeUnavailableError
-from memplan.providers import PROVIDERS
+from memplan.providers import PROVIDERS, on_host
+from memplan.runtime.adapters import adapter_problem
 from memplan.runtime.installed import missing_runtime
 from memplan.units import format_bytes
 
@@ -29,6 +30,7 @@ _CUDA = re.compile(
     r"CUDA(?: failure|_ERROR\w*| error)[^;]{0,160}|cudaError\w+|CU(?:BLAS|DNN) failure[^;]{0,120}"
 )
 _DRIVER = ("driver", "no CUDA-capable device", "cudaErrorNoDevice", "cudaErrorInsufficientDriver")
+_NO_WEBGPU = ("did not start", "WebGPU adapter", "not in available", "WebGPU device")
 _TRAINING = re.compile(
     r":\w*(?:Grad\w*|Accumulator\w*|Training|YieldOp)\(-?\d+\) is not a registered"
 )
@@ -50,6 +52,12 @@ def explain(error: str, what: str, provider: str) -> RuntimeUnavailableError:
         return _out_of_memory(line, what, provider)
     if line.startswith(("ImportError: ", "ModuleNotFoundError: ")):
         return missing_runtime(line.partition(": ")[2])
+    if provider == "webgpu" and any(sign in line for sign in _NO_WEBGPU):
+        problem = line.partition("did not start: ")[2] or adapter_problem() or line[-160:]
+        return ProviderMissingError(
+            f"WebGPU was asked for but its provider did not start: {problem[:300]}",
+            PROVIDERS["webgpu"].cure,
+        )
     if provider == "cuda":
         if "did not start" in line or "not in available" in line or any(d in line for d in _DRIVER):
             reason = _CUDA.search(line)
@@ -91,7 +99,7 @@ def failed_node(error: str) -> tuple[str, str] | None:
 
 def _out_of_memory(line: str, what: str, provider: str) -> RuntimeUnavailableError:
     asked, node = _ASKED.search(line), _NODE.search(line)
-    where = "the GPU" if provider == "cuda" else "this machine"
+    where = "this machine" if on_host(provider) else "the GPU"
     text = f"{what} ran out of memory on {where}"
     if asked:
         size = int(asked[1])

@@ -13,6 +13,7 @@ import onnxruntime as ort
 from memplan.providers import PROVIDERS
 from memplan.runtime.archive import BFLOAT16
 from memplan.runtime.messages import RunRequest
+from memplan.runtime.plugins import register
 
 Array = npt.NDArray[np.generic]
 Feeds = Mapping[str, Array]
@@ -38,6 +39,7 @@ def open_session(
     if request.provider == "cuda" and hasattr(ort, "preload_dlls"):
         # CUDA and cuDNN from NVIDIA's wheels (PyTorch's too), where the loader would not look.
         ort.preload_dlls()
+    register(request.provider)
     # Dropout starts its generators from seed, seed + 1, ...; of those 0 and 1 give equal numbers,
     # so that two draws in each other's place would go unnoticed.
     ort.set_seed(request.seed + _FIRST_SEED)

@@ -86,16 +86,22 @@ def with_state(
     return replace(model, graph=bound)
 
 
+def placed(own: Graph, session: SessionKind) -> tuple[Graph, Devices]:
+    """A graph as a session on a GPU holds it, its state in place where it was and still may be."""
+    graph, devices = place(unbound(own), session.provider)
+    state = own.state
+    if state is not None:
+        order = placed_order(graph, session, devices)
+        pairs = names_of(own)
+        graph = bind_state(graph, pairs, order, session.provider, state.refused, state.loss)
+    return graph, devices
+
+
 def on_devices(model: OpenModel, session: SessionKind, loss: str | None = None) -> OpenModel:
     """The model as a session on a GPU holds it: fallbacks, copies, host tensors; else the same."""
     if on_host(session.provider) or model.devices is not None:
         return model
-    graph, devices = place(unbound(model.graph), session.provider)
-    state = model.graph.state
-    if state is not None:
-        order = placed_order(graph, session, devices)
-        pairs = names_of(model.graph)
-        graph = bind_state(graph, pairs, order, session.provider, state.refused, state.loss)
+    graph, devices = placed(model.graph, session)
     if not devices.copies:
         return replace(model, graph=graph, devices=devices)
     phases = find_phases(graph, loss, get_metadata(model.prepared.proto))

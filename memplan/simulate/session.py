@@ -45,6 +45,12 @@ def session_kind(name: str, provider: str = "cpu") -> SessionKind:
     _require("provider", provider, PROVIDERS)
     if name == "tuned":
         return SessionKind("tuned", provider, priority_order=True, reuse=False)
+    if PROVIDERS[provider].plugin:
+        raise UsageError(
+            f"{PROVIDERS[provider].title} changes the graph of a plain session, which is not "
+            "simulated",
+            f"use --session tuned with --provider {provider}",
+        )
     return SessionKind("default", provider, priority_order=False, reuse=True)
 
 

@@ -14,6 +14,8 @@ import onnxruntime as ort
 
 from memplan.errors import MemplanError
 from memplan.ir.build_graph import build_graph
+from memplan.providers import PROVIDERS
+from memplan.runtime.plugins import register
 from memplan.shapes.prepare import prepare
 from memplan.simulate.devices import place
 
@@ -26,13 +28,15 @@ def main() -> None:
     import cuda_memory
     from cases import all_cases
 
+    provider = sys.argv[1] if len(sys.argv) > 1 else "cuda"
+    register(provider)
     compared, different = 0, []
     for case in all_cases():
         if case.op in ("If", "Loop", "Scan"):
             continue
         try:
             model = cuda_memory._model(case, None, True)[0]
-            session = load(model)
+            session = load(model, provider)
         except Exception:
             continue
         placed = {
@@ -47,22 +51,22 @@ def main() -> None:
         except MemplanError:
             continue
         graph = build_graph(prepared.bound, prepared.types)
-        on_cpu = 0 in place(graph, "cuda")[1].host_nodes
+        on_cpu = 0 in place(graph, provider)[1].host_nodes
         compared += 1
         if on_cpu != (placed["node"] == "CPUExecutionProvider"):
             different.append(f"{case.key}/{case.label}")
     json.dump({"compared": compared, "different": different}, sys.stdout)
 
 
-def load(model: onnx.ModelProto) -> ort.InferenceSession:
+def load(model: onnx.ModelProto, provider: str) -> ort.InferenceSession:
     """A session that says where nodes are."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    return ort.InferenceSession(
-        model.SerializeToString(), options, providers=["CUDAExecutionProvider"]
-    )
+    known = PROVIDERS[provider]
+    own = (known.runtime_name, dict(known.settings))
+    return ort.InferenceSession(model.SerializeToString(), options, providers=[own])
 
 
 def describe(model: onnx.ModelProto, session: ort.InferenceSession) -> bool:

@@ -22,23 +22,28 @@ from on_stub import run_on_stub
 from onnx import helper
 
 LAST_VERSION = 2**31 - 1
+CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 SOURCE = (
     "onnxruntime-gpu's own kernel registry and sessions on one-op models, over a stub of the CUDA "
     "runtime, without a GPU (tools/probe_ort/cuda_kernels.py)"
 )
 
 
-def kernels() -> dict[str, list]:
-    """Operator key -> rows of (first version, last version, {"i0" or "o0": element types})."""
+def kernels(definitions: list | None = None) -> dict[str, list]:
+    """Operator key -> rows of (first version, last version, {"i0" or "o0": element types}); of the
+    definitions of a plugin's kernels, or of CUDA's."""
     import onnxruntime.capi._pybind_state as state
 
     schemas = defaultdict(dict)
     for schema in state.get_all_operator_schema():
         schemas[schema.domain, schema.name][schema.since_version] = schema
     merged: dict[str, dict] = defaultdict(dict)
-    for kernel in state.get_all_opkernel_def():
+    if definitions is None:
+        every = state.get_all_opkernel_def()
+        definitions = [each for each in every if each.provider == CUDA]
+    for kernel in definitions:
         known = schemas.get((kernel.domain, kernel.op_name))
-        if kernel.provider != "CUDAExecutionProvider" or not known:
+        if not known:
             continue
         first, last = kernel.version_range
         fitting = [version for version in known if first <= version <= last]
@@ -88,8 +93,10 @@ def _merge(rows: list[dict], types: dict) -> None:
     rows.append(dict(types))
 
 
-def host_slots() -> tuple[dict[str, list[int]], dict[str, list[int]]]:
-    """Operator key -> inputs, and outputs, that its CUDA kernel has on the host."""
+def host_slots(
+    provider: str = CUDA, settings: dict[str, str] | None = None
+) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """Operator key -> inputs, and outputs, that its kernel has on the host."""
     from cases import all_cases, cases_of
 
     more = cases_of(["Pad"], "value", "[2,3,7] =int64[6]{0,0,1,2,0,0} =[]{1}")
@@ -98,7 +105,7 @@ def host_slots() -> tuple[dict[str, list[int]], dict[str, list[int]]]:
     for case in (*all_cases(), *more):
         for computed in (True, False):
             try:
-                found = _look(case, computed)
+                found = _look(case, computed, provider, settings or {})
             except Exception as error:
                 if not computed:
                     print(f"{case.key}/{case.label}: {str(error)[:150]}", file=sys.stderr)
@@ -113,8 +120,10 @@ def host_slots() -> tuple[dict[str, list[int]], dict[str, list[int]]]:
     )
 
 
-def _look(case: object, computed: bool) -> tuple[set[int], set[int]] | None:
-    """Host inputs and outputs of the case's node; None when it does not run on CUDA."""
+def _look(
+    case: object, computed: bool, own: str, settings: dict[str, str]
+) -> tuple[set[int], set[int]] | None:
+    """Host inputs and outputs of the case's node; None when it does not run on the provider."""
     import onnxruntime as ort
     from cases import Const, model_of, node_of
 
@@ -130,8 +139,9 @@ def _look(case: object, computed: bool) -> tuple[set[int], set[int]] | None:
             value = item.value if isinstance(item, Const) else item.sample(rng)
             feeds[f"g{index}"] = value
             constants[f"s{index}"] = np.asarray(value.shape, np.int64)
-            # A view: on CUDA for every type.
-            nodes.append(helper.make_node("Reshape", [f"g{index}", f"s{index}"], [f"x{index}"]))
+            # A view: on CUDA for every type; on WebGPU not for int64.
+            view = [f"g{index}", f"s{index}"]
+            nodes.append(helper.make_node("Reshape", view, [f"x{index}"], name=f"maker{index}"))
             names.append(f"x{index}")
     nodes.append(node_of(case, names))
     nodes += [
@@ -145,22 +155,30 @@ def _look(case: object, computed: bool) -> tuple[set[int], set[int]] | None:
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     with tempfile.TemporaryDirectory() as folder:
         options.optimized_model_filepath = str(Path(folder) / "saved.onnx")
-        session = ort.InferenceSession(
-            model.SerializeToString(), options, ["CUDAExecutionProvider"]
-        )
+        session = ort.InferenceSession(model.SerializeToString(), options, [(own, settings)])
         saved = onnx.load(options.optimized_model_filepath).graph.node
     provider = {
         node.name: part.ep_name
         for part in session.get_provider_graph_assignment_info()
         for node in part.get_nodes()
     }
-    if provider.get("node") != "CUDAExecutionProvider":
+    if provider.get("node") != own:
         return None
     copied = {n.output[0]: n.input[0] for n in saved if n.op_type == "MemcpyToHost"}
-    reads = next(n.input for n in saved if n.name == "node")
+    sent = {n.output[0] for n in saved if n.op_type == "MemcpyFromHost"}
+    reads = {node.name: node.input for node in saved}
+    host = {name.removeprefix("maker") for name, where in provider.items() if where == CPU}
     return (
-        {i for i, name in enumerate(reads) if name in copied or _copied(name, saved)},
-        {k for k in case.slots if provider.get(f"reader{k}") == "CPUExecutionProvider"},
+        {
+            i
+            for i, name in enumerate(reads["node"])
+            if name in copied or _copied(name, saved) or (str(i) in host and name not in sent)
+        },
+        {
+            k
+            for k in case.slots
+            if provider.get(f"reader{k}") == CPU and not _copied(reads[f"reader{k}"][0], saved)
+        },
     )
 
 
@@ -169,22 +187,21 @@ def _copied(name: str, nodes: list) -> bool:
     return any(n.op_type == "MemcpyToHost" and name in n.output for n in nodes)
 
 
-def _child(out: Path) -> None:
+def write_table(out: Path, provider: str, source: str, rows: dict, slots: tuple) -> None:
+    """Write what was found, one line per row: long, but a change is a change of one line."""
     import onnxruntime as ort
 
-    inputs, outputs = host_slots()
     table = {
         "schema": "memplan.kernels/1",
         "runtime": f"onnxruntime {ort.__version__}",
-        "provider": "cuda",
-        "source": SOURCE,
-        "host_inputs": inputs,
-        "host_outputs": outputs,
-        "kernels": kernels(),
+        "provider": provider,
+        "source": source,
+        "host_inputs": slots[0],
+        "host_outputs": slots[1],
+        "kernels": rows,
     }
-    text = json.dumps(table, indent=1)
     lines = []
-    for line in text.splitlines():  # one line per row: long, but a change is a change of one line
+    for line in json.dumps(table, indent=1).splitlines():
         if lines and line.startswith("   "):
             lines[-1] += line.strip() if lines[-1].endswith(("[", "{")) else " " + line.strip()
         elif lines and line.startswith("  ]") and "host" not in lines[-1]:
@@ -192,6 +209,11 @@ def _child(out: Path) -> None:
         else:
             lines.append(line)
     out.write_text("\n".join(lines) + "\n")
+
+
+def _child(out: Path) -> None:
+    slots = host_slots()
+    write_table(out, "cuda", SOURCE, kernels(), slots)
 
 
 def main() -> int:

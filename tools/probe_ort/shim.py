@@ -18,6 +18,11 @@ class ShimError(RuntimeError):
 
 def compile_shim(folder: Path) -> Path:
     """Compile the shim into `folder` and return the shared library's path."""
+    return compiled(SOURCE.name, folder / "memshim.so")
+
+
+def compiled(source: str, library: Path) -> Path:
+    """Compile a file of this folder as `library`."""
     compiler = os.environ.get("CC") or next(
         (name for name in ("cc", "gcc", "clang") if shutil.which(name)), None
     )
@@ -26,10 +31,10 @@ def compile_shim(folder: Path) -> Path:
             "the probe needs a C compiler for its allocation counter: none of cc, gcc and clang "
             "is on PATH and CC is not set"
         )
-    library = folder / "memshim.so"
-    command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-lpthread"]
+    path = SOURCE.with_name(source)
+    command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(path), "-lpthread"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run([*command, "-ldl"], capture_output=True, text=True)
     except OSError as error:
         raise ShimError(f"cannot run the C compiler {compiler!r}: {error.strerror}") from error
     if done.returncode:

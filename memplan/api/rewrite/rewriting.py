@@ -74,12 +74,15 @@ from memplan.proto.paths import as_output
 from memplan.proto.read import check_structure, read_model
 from memplan.proto.weights import NO_WEIGHTS, plan_weights, write_with_weights
 from memplan.proto.write import check_target, write_model
+from memplan.providers import PROVIDERS
 from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import PreparedModel, prepare
-from memplan.simulate.opened import OpenModel
+from memplan.simulate.opened import OpenModel, placed
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import simulate
+from memplan.simulate.unrunnable import require_runs
 from memplan.solver.strategy import Progress
+from memplan.units import counted, format_bytes
 
 __all__ = ["Rewrite", "RewriteOptions", "default_output", "replay", "rewrite"]
 
@@ -307,6 +310,7 @@ def _read(
         notes = (f"opset raised to {OLDEST_OPSET}: plain sessions need it",)
     _require_opens(prepared, options.provider)
     model = open_step(prepared, session, loss=options.loss, state=options.state)
+    require_runs(model.graph, options.provider)
     if session.name == "default" and narrow_types(model.graph, session):
         raise UsageError(
             "plans for plain sessions are not made in float16 or bfloat16 on the CPU: ONNX Runtime "
@@ -350,6 +354,8 @@ def _confirm_loaded(proved: Proved) -> tuple[str, ...]:
         InfeasibleError: the budget does not hold then.
     """
     goal, session = proved.goal, proved.goal.session
+    if PROVIDERS[session.provider].plugin:
+        return _confirm_placed(proved)
     if session.name != "tuned" or not changes_at_load(proved.timeline.graph, session):
         return ()
     held = written_as_loaded(proved.model, session, proved.planned.model.prepared.beside)
@@ -364,6 +370,30 @@ def _confirm_loaded(proved: Proved) -> tuple[str, ...]:
             f"{changed}, over the budget", "try another budget, or --optimize none"
         )
     return (changed,)
+
+
+def _confirm_placed(proved: Proved) -> tuple[str, ...]:
+    """Hold the budget against the file with the copies that the session puts in, which run behind
+    all else that is ready, and what reads them behind them.
+
+    Raises:
+        InfeasibleError: it does not hold.
+    """
+    goal, session, graph = proved.goal, proved.goal.session, proved.timeline.graph
+    held, devices = placed(graph, session)
+    peak = simulate(held, session, devices).peak_with_workspace_bytes
+    if not devices.copies or peak <= proved.timeline.peak_with_workspace_bytes:
+        return ()
+    late = (
+        f"with {counted(len(devices.fallbacks), 'node')} on the CPU, which what reads them awaits,"
+    )
+    if peak > goal.budget_bytes and not goal.strategy.ignores_budget:
+        raise InfeasibleError(
+            f"{late} the peak is {peak:,} B ({format_bytes(peak)}), over the budget",
+            f"'memplan analyze --provider {session.provider}' names them; try another budget, or "
+            "an optimizer that counts no steps",
+        )
+    return (f"{late} the peak is {peak:,} B",)
 
 
 def _answer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memplan.ir.graph import Graph
 from memplan.providers import PROVIDERS
 from memplan.runtime.messages import Measurement
 from memplan.simulate.opened import OpenModel
@@ -37,6 +38,28 @@ def measured_notes(measured: Measurement, resident_bytes: int) -> list[str]:
             "leave that with --reserve"
         )
     return lines
+
+
+def uncounted_notes(provider: str) -> list[str]:
+    """What a run shows of memory where the provider tells nothing of it."""
+    if PROVIDERS[provider].counts:
+        return []
+    return [
+        f"{provider}: placed, run and compared; memory is predicted only, as the provider does not "
+        "say what it uses, and it keeps freed buffers (docs/any-gpu.md)"
+    ]
+
+
+SCATTERED = (
+    "webgpu: ScatterElements and ScatterND add in whatever order threads come, so sums at repeated "
+    "indices (gradients of embeddings) may differ in their last bits from run to run"
+)
+
+
+def scattered_sums(graph: Graph) -> bool:
+    """Whether nodes add at indices."""
+    scatters = (n for n in graph.nodes if n.key in (":ScatterElements", ":ScatterND"))
+    return any(node.attributes.get("reduction") in (b"add", "add") for node in scatters)
 
 
 def misplaced(model: OpenModel, measured: Measurement, provider: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memplan.api.open_step import open_step
@@ -13,7 +13,13 @@ from memplan.api.source import Model, as_file
 from memplan.api.state_modes import bindings, like_state
 from memplan.api.validate.bench import Bench, Progress, Ran, opened_bench, unrun_draws
 from memplan.api.validate.clones import clone_findings, clone_names, order_kept, pattern_notes
-from memplan.api.validate.cuda import measured_notes, misplaced
+from memplan.api.validate.cuda import (
+    SCATTERED,
+    measured_notes,
+    misplaced,
+    scattered_sums,
+    uncounted_notes,
+)
 from memplan.api.validate.measured_memory import (
     Doubt,
     budget_findings,
@@ -58,6 +64,7 @@ from memplan.simulate.opened import OpenModel, on_devices, opened
 from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, resident_bytes, simulate
+from memplan.simulate.unrunnable import require_runs
 from memplan.units import counted
 
 __all__ = ["Run", "ValidateOptions", "Validation", "validate"]
@@ -126,7 +133,10 @@ def _of_files(
     )
     for model in (first, second):
         require_device(model, request.provider)
-    case = _Case(before, after, metadata, options.plain)
+    for opened_model in (before, after):
+        require_runs(opened_model.graph, request.provider)
+    plain = options.plain and not PROVIDERS[request.provider].plugin
+    case = _Case(before, after, metadata, plain)
     with opened_bench(
         options, before.graph, rewritten, removed["input"], request, case.steps, progress
     ) as bench:
@@ -214,6 +224,8 @@ def _validate(bench: Bench, case: _Case, findings: list[Finding]) -> Validation:
     judged = judge(bench, treated, kind.name, first, second, rounded=rounded)
     # Of plain sessions, which fuse each file by itself, the proof says nothing to the bit.
     unlike = judged.unlike if kind.name == "tuned" and equivalence.proved else ()
+    added = kind.provider == "webgpu" and scattered_sums(case.after.graph)
+    unlike = () if added else unlike
     contradicted = contradictions(equivalence, unlike, bench.request.threads)
     own = on_devices(case.after, kind)  # a session may have merged what was recomputed
     clones, ran = clone_names(own), {node.name for node in second.measured.nodes}
@@ -260,6 +272,8 @@ def _validate(bench: Bench, case: _Case, findings: list[Finding]) -> Validation:
             *unrun_notes,
             *pattern_notes(second.measured, timeline, kind.name),
             *fallback_notes(after.devices),
+            *uncounted_notes(kind.provider),
+            *([SCATTERED] if added else []),
             *measured_notes(second.measured, timeline.resident_bytes),
             *version_notes(kind.provider),
             *recorded_version_notes(case.metadata),
@@ -357,6 +371,12 @@ def _run(
     if timeline is not None:
         plain = kind.name == "default"
         later = later_runs(timeline).dynamic_peak_bytes if plain else timeline.dynamic_peak_bytes
+    if not PROVIDERS[kind.provider].counts and timeline is not None:
+        told = timeline.dynamic_peak_bytes
+        further = tuple(told for _ in m.further_dynamic_bytes)
+        m = replace(
+            m, dynamic_bytes=told, second_run_dynamic_bytes=told, further_dynamic_bytes=further
+        )
     resident = timeline.resident_bytes if timeline is not None else resident_bytes(model.graph)
     run = Run(
         label=label,
@@ -375,6 +395,7 @@ def _run(
         rss_growth_bytes=m.rss_growth_bytes,
         seconds_median=m.seconds_median,
         providers=Counter(node.provider for node in m.nodes),
+        counted=PROVIDERS[kind.provider].counts,
     )
     return run, Doubt() if timeline is None else doubt(model, timeline)
 

@@ -3,7 +3,8 @@
 Dropout draws random numbers, so it is never run twice. Its output is rebuilt from the mask that
 the backward pass keeps anyway, in the order in which ONNX Runtime's kernel computes, so that the
 bits are equal: ``y = (cast(mask) · x) / (1 - ratio)`` on the CPU (measured), ``· 1/(1 - ratio)`` on
-CUDA (from ``dropout_impl.cu``; not measured).
+CUDA (from ``dropout_impl.cu``; not measured). On WebGPU Dropout runs on the CPU and its rebuild
+would not, so there is none.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _FLOAT = 1
 
 def add_dropouts(builder: Dormant, facts: Facts) -> None:
     """Let the output of every Dropout be made of its mask, where that has the same bits."""
-    for node in facts.graph.nodes:
+    for node in facts.graph.nodes if builder.provider != "webgpu" else ():
         ratio = _training_ratio(facts, node) if node.key == ":Dropout" else None
         if ratio is not None:
             _add_dropout(builder, node, ratio)

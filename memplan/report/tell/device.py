@@ -18,6 +18,11 @@ def tell_device(device: Machine) -> Report:
     ]
     lines += [_start(start) for start in device.starts]
     lines += _gpu(device.gpu)
+    lines += [
+        f"adapter: {each.name}{', in software' if each.software else ''}, tensors up to "
+        f"{format_bytes(each.largest_bytes)}"
+        for each in device.adapters
+    ]
     reserve = device.reserve_bytes
     if reserve is not None:
         lines.append(

@@ -40,13 +40,14 @@ def runs_table(runs: Sequence[Run]) -> Table:
         [
             [
                 _row("dynamic, predicted", map(_dynamic, runs)),
-                _row("dynamic, measured", (run.measured_dynamic_bytes for run in runs)),
+                _row("dynamic, measured", (_seen(run, run.measured_dynamic_bytes) for run in runs)),
                 _row(
                     "dynamic, later runs, predicted",
                     (run.predicted_later_dynamic_bytes for run in runs),
                 ),
                 _row(
-                    "dynamic, later runs, measured", (run.second_run_dynamic_bytes for run in runs)
+                    "dynamic, later runs, measured",
+                    (_seen(run, run.second_run_dynamic_bytes) for run in runs),
                 ),
                 *(
                     _row(f"dynamic, draw {k + 2}, measured", (_further(run, k) for run in runs))
@@ -58,10 +59,17 @@ def runs_table(runs: Sequence[Run]) -> Table:
             ],
             [
                 _row("peak, predicted", (run.predicted_peak_bytes for run in runs)),
-                _row("peak, resident + measured", (run.measured_peak_bytes for run in runs)),
+                _row(
+                    "peak, resident + measured",
+                    (_seen(run, run.measured_peak_bytes) for run in runs),
+                ),
             ],
         ],
     )
+
+
+def _seen(run: Run, nbytes: int) -> int | None:
+    return nbytes if run.counted else None
 
 
 def _row(name: str, values: Iterable[int | str | None]) -> list[int | str]:
@@ -75,7 +83,7 @@ def _dynamic(run: Run) -> int | None:
 
 def _further(run: Run, draw: int) -> int | None:
     found = run.further_dynamic_bytes
-    return found[draw] if draw < len(found) else None
+    return found[draw] if draw < len(found) and run.counted else None
 
 
 def _seconds(seconds: float | None) -> str | None:

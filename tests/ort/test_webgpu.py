@@ -1,0 +1,102 @@
+"""WebGPU, really run: on whatever adapter is there, SwiftShader included (docs/any-gpu.md)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from memplan.api.grad.differentiate import grad
+from memplan.api.grad.training_graph import GradOptions
+from memplan.api.rewrite.goal import RewriteOptions
+from memplan.api.rewrite.rewriting import rewrite
+from memplan.api.validate.validate_options import ValidateOptions
+from memplan.api.validate.validating import validate
+from memplan.errors import RuntimeUnavailableError
+from memplan.runtime.cuda_device import start
+from memplan.training.trainer import Trainer
+from memplan.units import LOWEST, parse_size
+
+pytestmark = [pytest.mark.ort, pytest.mark.slow]
+ROOT = Path(__file__).resolve().parents[2]
+NET = """<ir_version: 10, opset_import: ["": 20]>
+net (float[256, 16] x, float[256, 4] target) => (float loss) {
+    a0 = MatMul (x, w0)
+    h0 = Tanh (a0)
+    a1 = MatMul (h0, w1)
+    h1 = Gelu (a1)
+    a2 = MatMul (h1, w2)
+    h2 = Tanh (a2)
+    y = MatMul (h2, w3)
+    d = Sub (y, target)
+    s = Mul (d, d)
+    loss = ReduceMean <keepdims = 0> (s)
+}"""
+SIZES = {"w0": (16, 64), "w1": (64, 64), "w2": (64, 64), "w3": (64, 4)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def adapter() -> None:
+    try:
+        start("webgpu")
+    except RuntimeUnavailableError as error:
+        pytest.skip(f"no WebGPU adapter: {error.message[:200]}")
+
+
+def step_of(folder: Path, optimizer: str) -> Path:
+    model = onnx.parser.parse_model(NET)
+    rng = np.random.default_rng(0)
+    for name, shape in SIZES.items():
+        value = (rng.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    path = folder / f"{optimizer}.onnx"
+    grad(model, GradOptions(loss="loss", optimizer=optimizer), path, check=False)
+    return path
+
+
+@pytest.mark.parametrize("share", ["85%", "min"])
+def test_a_rewritten_step_has_the_bits_of_the_original(tmp_path: Path, share: str) -> None:
+    path, out = step_of(tmp_path, "none"), tmp_path / "less.onnx"
+    options = RewriteOptions(
+        LOWEST if share == "min" else parse_size(share), provider="webgpu", effort=20
+    )
+    rewrite(path, options, out)
+    found = validate(path, out, ValidateOptions(runs=1))
+    assert (found.provider, found.equality, found.order_kept) == ("webgpu", "bitwise", True)
+    assert found.surviving_clones == found.clones
+    assert found.equivalence.proved
+    assert not [each for each in found.findings if each.part in ("nodes", "outputs")]
+    assert any("memory is predicted only" in note for note in found.notes)
+    assert found.as_json()["rewritten"]["measured_peak_bytes"] is None
+
+
+def test_twenty_steps_have_the_losses_of_the_cpu(tmp_path: Path) -> None:
+    path = step_of(tmp_path, "sgd")
+    rng = np.random.default_rng(1)
+    batches = [
+        {"x": rng.standard_normal((256, 16)), "target": rng.standard_normal((256, 4))}
+        for _ in range(20)
+    ]
+    losses = {}
+    for provider in ("cpu", "webgpu"):
+        trainer = Trainer(path, lr=0.05, provider=provider)
+        steps = [{k: v.astype(np.float32) for k, v in batch.items()} for batch in batches]
+        losses[provider] = [trainer.step(**batch) for batch in steps]
+    np.testing.assert_allclose(losses["webgpu"], losses["cpu"], rtol=1e-4)
+
+
+def test_every_probed_operator_is_placed_as_the_runtime_does() -> None:
+    script = ROOT / "tests" / "helpers" / "placed_cases.py"
+    done = subprocess.run([sys.executable, str(script), "webgpu"], capture_output=True, text=True)
+    assert done.stdout, done.stderr
+    found = json.loads(done.stdout)
+    # Attention with a mask is placed by rules of its own.
+    different = [each for each in found["different"] if "com.microsoft:" not in each]
+    assert different == []
+    assert found["compared"] > 1200

@@ -1,0 +1,267 @@
+"""ONNX Runtime's WebGPU provider: its kernels, what they do with memory, and where they fail.
+
+    python tools/probe_ort/webgpu.py --out memplan/ops/tables
+
+Writes ``webgpu_kernels.json`` and ``webgpu.json``. Runs on any adapter; buffers are counted through
+Vulkan (vulkan_count.c), with the provider's own cache of them turned off. Every case of the
+catalogue is run there and on the CPU: one that fails, or whose result differs, is listed with what
+sets it apart from those that do not. A case that ends the process is skipped by the next one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+from shim import compiled
+
+HERE = Path(__file__).resolve().parent
+OWN = "WebGpuExecutionProvider"
+SETTINGS = {"preferredLayout": "NCHW", "storageBufferCacheMode": "disabled"}
+SOURCE = (
+    "the plugin provider's own kernel registry and sessions on one-op models, on SwiftShader "
+    "(tools/probe_ort/webgpu.py)"
+)
+NO_TRUTH = {":TopK", ":ScatterElements", ":ReduceProd"}  # order, repeated indices, overflow
+LISTS = ("alias", "inplace", "not_inplace", "no_kernel", "no_scratch")
+
+
+def _session(model: object, provider: str) -> object:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+    options.enable_mem_pattern = options.enable_mem_reuse = False
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    settings = SETTINGS if provider == OWN else {}
+    session = ort.InferenceSession(model.SerializeToString(), options, [(provider, settings)])
+    session.disable_fallback()
+    return session
+
+
+def _on(session: object) -> dict[str, str]:
+    parts = session.get_provider_graph_assignment_info()
+    return {node.name: part.ep_name for part in parts for node in part.get_nodes()}
+
+
+def _bytes(values: list) -> int:
+    """Of buffers, which are made in whole multiples of 16 B."""
+    return sum(-(-np.asarray(value).nbytes // 16) * 16 for value in values)
+
+
+def look(case: object, counter: ctypes.CDLL) -> dict | None:
+    """What one case showed; None where the node does not run on WebGPU."""
+    from cuda_memory import _inputs, _model, _specs
+
+    def counted(session: object, feeds: dict) -> tuple[list, int, int]:
+        counter.count_reset()
+        results = session.run(None, feeds)
+        read = (ctypes.c_int64.in_dll(counter, f"count_{name}") for name in ("made", "made_bytes"))
+        return (results, *(value.value for value in read))
+
+    model, feeds, _, _ = _model(case, None, True)
+    session = _session(model, OWN)
+    if _on(session).get("node") != OWN:
+        return None
+    given = list(feeds.values())
+    found = {"inputs": _inputs(case, given), "outputs": [], "pairs": [], "shares": False}
+    # A number that float32 holds for the CPU's result, and no bits: kernels round differently.
+    expected = _session(model, "CPUExecutionProvider").run(None, feeds)
+    found["outputs"] = _specs(expected)
+    try:
+        results, _, made = counted(session, feeds)
+    except Exception as error:
+        return {**found, "said": " ".join(str(error).split()).rpartition("Message: ")[2]}
+    found["scratch"] = max(made - _bytes(given) - _bytes(results), 0)
+    if case.key not in NO_TRUTH and not all(map(_near, results, expected)):
+        found["said"] = "WRONG RESULTS"
+    try:
+        model, feeds, copies, late = _model(case, None, False)
+        session = _session(model, OWN)
+    except Exception:
+        return found
+    if set(_on(session).values()) != {OWN}:
+        return found
+    requests = counted(session, feeds)[1] - late
+    outputs = case.outputs - len(case.absent_outputs)
+    found["shares"] = requests - 2 * len(copies) - outputs < outputs
+    for index in copies:
+        model, feeds, _, late = _model(case, index, False)
+        if counted(_session(model, OWN), feeds)[1] - late < requests:
+            found["pairs"].append([0, index])
+    return found
+
+
+def _near(one: object, other: object) -> bool:
+    one, other = np.asarray(one), np.asarray(other)
+    if one.shape != other.shape or not one.size or one.dtype.kind not in "fiu":
+        return one.shape == other.shape
+    one, other = one.astype(np.float64), other.astype(np.float64)
+    far = np.abs(one - other) > 0.02 * max(np.nanmax(np.abs(other)), 1e-3) + (one.dtype.kind != "f")
+    return not far.any()
+
+
+def _child(first: int) -> int:
+    import onnxruntime as ort
+    import onnxruntime_ep_webgpu as plugin
+    from cases import all_cases
+
+    ort.register_execution_provider_library("webgpu", plugin.get_library_path())
+    counter = ctypes.CDLL("libvulkan.so.1")
+    for index, case in enumerate(all_cases()):
+        if index < first:
+            continue
+        print(json.dumps([index, None]), flush=True)
+        try:
+            result = look(case, counter)
+        except Exception:  # the CPU refuses the case as well
+            result = None
+        print(json.dumps([index, result]), flush=True)
+    os._exit(0)  # the provider's threads may outlive the interpreter, and then end it
+
+
+def _call(case: object, result: dict) -> list[str]:
+    from memplan.ops.faults import features
+    from memplan.ops.instance import Instance
+
+    class Spec:
+        def __init__(self, row: list) -> None:
+            self.dtype, self.shape = row[0], tuple(row[1])
+
+    slots = [[row and Spec(row) for row in result[name]] for name in ("inputs", "outputs")]
+    present = iter(slots[1])
+    outputs = [
+        None if k in case.absent_outputs else next(present, None) for k in range(case.outputs)
+    ]
+    return features(Instance(dict(case.attributes), slots[0], outputs))
+
+
+def fault_rows(cases: list, results: dict[int, dict]) -> dict[str, list]:
+    """Operator key -> rows of what sets failing calls apart, and what the runtime said."""
+    calls = defaultdict(list)
+    for index, result in results.items():
+        if "f16" not in result.get("said", ""):
+            calls[cases[index].key].append((result.get("said"), _call(cases[index], result), index))
+    found = {}
+    for key, rows in sorted(calls.items()):
+        fine = {name for said, names, _ in rows if not said for name in names}
+        for said in dict.fromkeys(said for said, _, _ in rows if said):
+            failing = [names for each, names, _ in rows if each == said]
+            common = [n for n in failing[0] if all(n in each for each in failing) and n not in fine]
+            if common:
+                found.setdefault(key, []).append([common[0], said])
+            else:
+                labels = [cases[index].label for each, _, index in rows if each == said]
+                print(f"{key}: {said}: not told apart: {', '.join(labels)}", file=sys.stderr)
+    return found
+
+
+def memory_table(cases: list, results: dict[int, dict], missing: set[str]) -> dict:
+    """The table of all cases that ran."""
+    import onnxruntime as ort
+    from table import _plain
+
+    ran = {i: r for i, r in results.items() if "scratch" in r}
+    keys = {cases[i].key for i in ran}
+    alias = {cases[i].key for i, r in ran.items() if r["shares"]}
+    pairs = defaultdict(set)
+    for index, result in ran.items():
+        if cases[index].key not in alias:
+            pairs[cases[index].key] |= {tuple(pair) for pair in result["pairs"]}
+    inplace = {k: sorted(map(list, v)) for k, v in sorted(pairs.items()) if v}
+    rows = [
+        {"op": cases[i].key, "case": cases[i].label, "opset": cases[i].opset}
+        | {"inputs": r["inputs"], "outputs": r["outputs"]}
+        | {"attributes": _plain(cases[i].attributes), "threads": 1, "scratch_bytes": r["scratch"]}
+        for i, r in sorted(ran.items())
+        if r["scratch"] and cases[i].key not in alias
+    ]
+    return {
+        "schema": "memplan.probe/1",
+        "runtime": f"onnxruntime {ort.__version__}",
+        "provider": "webgpu",
+        "source": SOURCE,
+        "alias": {key: [[0, 0]] for key in sorted(alias)},
+        "inplace": inplace,
+        "not_inplace": sorted(keys - alias - set(inplace)),
+        "no_kernel": sorted(missing),
+        "no_scratch": sorted(keys - {row["op"] for row in rows}),
+        "scratch": rows,
+        "faults": fault_rows(cases, results),
+    }
+
+
+def main() -> int:
+    """Look at every case in children that end early now and then; write both tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child is not None:
+        return _child(options.child)
+    sys.path.insert(0, str(HERE.parents[1]))
+    import onnxruntime as ort
+    import onnxruntime_ep_webgpu as plugin
+    from cases import all_cases
+    from cuda_kernels import host_slots, kernels, write_table
+    from onnxruntime.capi import _pybind_state as state
+    from table import render
+
+    cases, results, first = all_cases(), {}, 0
+    with tempfile.TemporaryDirectory() as folder:
+        compiled("vulkan_count.c", Path(folder) / "libvulkan.so.1")
+        path = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}"
+        environment = {**os.environ, "MEMPLAN_VULKAN": _loader(), "LD_LIBRARY_PATH": path}
+        while first < len(cases):
+            command = [sys.executable, __file__, "--out", ".", "--child", str(first)]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True)
+            for line in done.stdout.splitlines():
+                index, result = json.loads(line)
+                first = index + 1
+                if result is not None:
+                    results[index] = result
+            if done.returncode:
+                specs = {"inputs": _given(cases[first - 1]), "outputs": [[1, []]]}
+                results[first - 1] = {**specs, "said": "it ends the process"}
+    ort.register_execution_provider_library("webgpu", plugin.get_library_path())
+    registry = state.get_registered_ep_kernel_defs(OWN)
+    known = {f"{kernel.domain}:{kernel.op_name}" for kernel in registry}
+    table = memory_table(cases, results, {case.key for case in cases} - known)
+    (options.out / "webgpu.json").write_text(render(table))
+    slots = host_slots(OWN, SETTINGS)
+    write_table(options.out / "webgpu_kernels.json", "webgpu", SOURCE, kernels(registry), slots)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _loader() -> str:
+    """Where Vulkan's loader is, which the counter stands in front of."""
+    ctypes.CDLL("libvulkan.so.1")
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return next(line.split()[-1] for line in maps if "libvulkan.so" in line)
+
+
+def _given(case: object) -> list:
+    from cases import Const
+    from cuda_memory import _specs
+
+    rng = np.random.default_rng(0)
+    values = [
+        item and (item.value if isinstance(item, Const) else item.sample(rng))
+        for item in case.inputs
+    ]
+    return [None if value is None else _specs([value])[0] for value in values]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memplan.ir.graph import Graph
+from memplan.ir.graph import ABSENT, Graph
 from memplan.providers import PROVIDERS
 from memplan.runtime.messages import Measurement
 from memplan.simulate.opened import OpenModel
@@ -56,10 +56,15 @@ SCATTERED = (
 )
 
 
-def scattered_sums(graph: Graph) -> bool:
-    """Whether nodes add at indices."""
-    scatters = (n for n in graph.nodes if n.key in (":ScatterElements", ":ScatterND"))
-    return any(node.attributes.get("reduction") in (b"add", "add") for node in scatters)
+def scattered_sums(graph: Graph) -> frozenset[str]:
+    """The tensors that sums at indices lead to."""
+    found = set[int]()
+    for node in graph.nodes:
+        adds = node.attributes.get("reduction") in (b"add", "add")
+        scatters = adds and node.key in (":ScatterElements", ":ScatterND")
+        if scatters or not found.isdisjoint((*node.inputs, *node.captured)):
+            found.update(tensor for tensor in node.outputs if tensor != ABSENT)
+    return frozenset(graph.tensors[tensor].name for tensor in found)
 
 
 def misplaced(model: OpenModel, measured: Measurement, provider: str) -> list[str]:

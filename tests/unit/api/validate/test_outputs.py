@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from helpers.graphs import open_text
+from helpers.graphs import graph_of, open_text
 from memplan.api.validate.bench import Ran
+from memplan.api.validate.cuda import scattered_sums
 from memplan.api.validate.outputs import Judgement, judge
 from memplan.runtime.archive import digests, save_arrays
 from memplan.runtime.messages import Measurement
@@ -90,3 +91,14 @@ def test_an_output_is_vacuous_only_if_every_draw_is(tmp_path: Path) -> None:
     assert judged(first, first).vacuous == {"q": "always 5.0"}
     first = ran(tmp_path, "b", [zero * np.nan, five])
     assert judged(first, first).vacuous == {"p": "all NaN"}
+
+
+def test_sums_at_indices_excuse_what_they_lead_to_and_nothing_else() -> None:
+    graph = graph_of(
+        """g (float[4] x, int64[4] at) => (float[4] p, float[4] q, float[4] r) {
+        s = ScatterElements <axis = 0, reduction = "add"> (x, at, x)
+        moved = ScatterElements <axis = 0> (x, at, x)
+        p = Neg(s) q = Exp(x) r = Neg(moved)
+    }"""
+    )
+    assert scattered_sums(graph) == {"s", "p"}

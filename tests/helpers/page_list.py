@@ -73,7 +73,10 @@ PAGES = (
             "memplan check": ["python deeper.py", *GUIDE_STEP],
         },
         fails={"memplan check": 1},
-        left_out={"memplan check --base *": "needs a repository; tests/e2e has one"},
+        left_out={
+            "memplan check --base *": "needs a repository; tests/e2e has one",
+            "memplan check --update train.py*": "needs PyTorch; tests/ort/test_python_steps.py",
+        },
     ),
     Page(
         "commands/diff.md",
@@ -141,6 +144,7 @@ ALWAYS = (
 """Pages that every run of the tests follows; the rest takes minutes, and ``MEMPLAN_THOROUGH=1``."""
 
 ELSEWHERE = {
+    "ci.md": "tests/ort/test_python_steps.py and tests/unit/docs/test_action.py",
     "browser.md": "tests/e2e/test_browser_page.py",
     "commands/device.md": "what it prints is of the machine",
     "commands/lower.md": "tests/ort/test_pages.py",

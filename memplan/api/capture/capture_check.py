@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import isfinite
 
-from memplan.api.capture.compare_steps import Difference
 from memplan.api.summary import fields_json
 from memplan.errors import EXIT_FINDING, MemplanError
 from memplan.units import counted, format_bytes, listed
@@ -27,6 +26,25 @@ _KINDS = {
     "state": "new state tensor",
 }
 """What may differ, in the order in which it is told, and what one is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What is not as in PyTorch.
+
+    ``kind`` is ``loss``, ``gradient``, ``metric``, ``buffer``, ``parameter`` or ``state`` (new
+    values); or ``draws``, ``run`` or ``later``: then ``name`` says what was drawn, why the graph
+    cannot run, or what a later step does. ``error`` and ``tolerance`` are relative to the largest
+    entry of the tensor, ``place`` is its module and the line of the user's code that reads it
+    first. ``step`` is the step in which it was seen.
+    """
+
+    kind: str
+    name: str
+    error: float
+    tolerance: float
+    step: int
+    place: str = ""
 
 
 class Verdict(StrEnum):

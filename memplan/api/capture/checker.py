@@ -25,12 +25,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memplan.api.capture.capture_check import Check, NotComparableError, Verdict
+from memplan.api.capture.capture_check import Check, Difference, NotComparableError, Verdict
 from memplan.api.capture.captured_file import Finished
 from memplan.api.capture.compare_steps import (
     DOUBTFUL,
     Compared,
-    Difference,
     Sides,
     UpdateTolerance,
     Values,

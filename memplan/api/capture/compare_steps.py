@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from memplan.api.capture.capture_check import Difference
 from memplan.pytorch.eager import EagerStep
 from memplan.pytorch.values import numbers, precision
 
@@ -48,25 +49,6 @@ _ROUGH_SHARE = 0.1
 """The same by norm, where it is computed in bfloat16: Muon's is within 0.04 of PyTorch's."""
 DOUBTFUL = 0.05
 """Relative error of PyTorch's own gradients from which on a comparison says little."""
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """What is not as in PyTorch.
-
-    ``kind`` is ``loss``, ``gradient``, ``metric``, ``buffer``, ``parameter`` or ``state`` (new
-    values); or ``draws``, ``run`` or ``later``: then ``name`` says what was drawn, why the graph
-    cannot run, or what a later step does. ``error`` and ``tolerance`` are relative to the largest
-    entry of the tensor, ``place`` is its module and the line of the user's code that reads it
-    first. ``step`` is the step in which it was seen.
-    """
-
-    kind: str
-    name: str
-    error: float
-    tolerance: float
-    step: int
-    place: str = ""
 
 
 class Tolerance:

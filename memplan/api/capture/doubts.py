@@ -25,15 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from memplan.api.capture.compare_steps import (
-    Difference,
-    Key,
-    Sides,
-    Values,
-    compare,
-    distance,
-    gaps,
-)
+from memplan.api.capture.capture_check import Difference
+from memplan.api.capture.compare_steps import Key, Sides, Values, compare, distance, gaps
 from memplan.api.capture.reference import Reference, Taken
 from memplan.api.capture.trial import Ran
 from memplan.pytorch.eager import EagerStep

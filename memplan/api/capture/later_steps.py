@@ -12,7 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memplan.api.capture.compare_steps import Difference, unlike
+from memplan.api.capture.capture_check import Difference
+from memplan.api.capture.compare_steps import unlike
 from memplan.api.capture.reference import Reference, Taken
 from memplan.errors import ModelError
 from memplan.pytorch.eager import EagerStep

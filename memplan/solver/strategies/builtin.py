@@ -90,6 +90,8 @@ class Greedy(Strategy):
             other = solve(with_all_encoded(problem), deadline, options)
             other = decide(problem, stripped(problem, other.sequence))
             found = other if better(other, found) else found
+        if progress is not None and found.feasible:
+            progress(found.peak, found.extra_cost / (problem.base_cost or 1.0))
         return Outcome(found)
 
 

@@ -72,7 +72,7 @@ WRONG: list[tuple[Callable[[Path], object], str]] = [
     (lambda f: memplan.analyze(3), "as str or Path"),  # type: ignore[arg-type]
     (lambda f: memplan.rewrite(f, 60), "did you mean '60%'"),
     (lambda f: memplan.rewrite(f, 0.6), "'60%' of the peak"),  # type: ignore[arg-type]
-    (lambda f: memplan.profile(f, memplan.ProfileOptions(provider="gpu")), "did you mean 'cpu'"),
+    (lambda f: memplan.profile(f, memplan.ProfileOptions(provider="cpx")), "did you mean 'cpu'"),
     (
         lambda f: memplan.validate(f, f, memplan.ValidateOptions(provider="rocm")),
         "providers: cpu, cuda",

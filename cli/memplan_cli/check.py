@@ -113,8 +113,8 @@ def command(
 
     MODEL is an ONNX file, or FILE.py:FUNCTION as for capture, whose code is run. Without MODELs,
     every model in the lock is checked, with the settings recorded there. No step is run, and the
-    lock is written only with --update. --base needs no lock: models without an
-    entry are compared with their peaks at the merge-base.
+    lock is written only with --update. --base needs no lock: models without an entry are compared
+    with their peaks at the merge-base.
     """
     from memplan.api.check.checking import run_check, run_update
     from memplan.api.check.targets import CheckRequest

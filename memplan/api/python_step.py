@@ -19,12 +19,11 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from memplan import errors
 from memplan.api.source import Model, as_file
 from memplan.errors import MemplanError, UsageError
 from memplan.processes.child import ChildError, call
@@ -32,7 +31,7 @@ from memplan.processes.scratch import scratch_folder
 from memplan.proto.paths import python_step
 from memplan.proto.write import write_atomically
 from memplan.pytorch.installed_torch import require_torch
-from memplan.solver.cache import cache_folder, is_private
+from memplan.solver.cache import cache_folder, private_folder
 
 _MOST_READ = 1 << 26
 """Bytes of a file that are compared; of larger ones, size and time of change."""
@@ -43,14 +42,13 @@ _DEVICES = ("/dev/", "/proc/", "/sys/")
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """A captured step without weights in ``file``; ``torch``: the version of PyTorch.
+    """A captured step without weights in ``file``.
 
     ``sources``: what the user's code imported and opened, each with what it was like then.
     ``packages``: the same of installed ones.
     """
 
     file: Path
-    torch: str
     sources: Mapping[str, str]
     packages: Mapping[str, str]
 
@@ -85,8 +83,8 @@ def captured_sizes(script: Path, function: str) -> Iterator[StepSizes]:
     """
     require_torch()
     key = repr((os.path.abspath(script), function, os.getcwd(), sys.prefix, _versions()))
-    name = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()[:32]
-    folder = _kept_in()
+    name = _hash(key)[:32]
+    folder = private_folder("steps")
     found = _kept(folder, name) if folder is not None else None
     if found is not None:
         yield found
@@ -109,28 +107,28 @@ def capture_sizes(
     """
     target = f"{script}:{function}"
     place = str(folder or Path.cwd())
-    told: Mapping[str, Any] = {}
-    for device in ("meta", ""):
-        try:
-            told = call(f"{__name__}:_capture_here", target, str(output), device, place)
-        except ChildError as error:
-            told = {
-                "error": "UsageError",
-                "message": f"{target} ends its process: {error}",
-            }
-        if "error" not in told:
-            return StepSizes(output, version("torch"), told["sources"], told["packages"])
-    kind = getattr(errors, told["error"], MemplanError)
-    raise kind(told["message"], told.get("hint", ""))
+    try:
+        return _captured_on("meta", target, output, place)
+    except MemplanError:  # its code needs values, or is wrong in any case
+        return _captured_on("", target, output, place)
 
 
-def unchanged(sources: Mapping[str, str]) -> bool:
-    """Whether files are what they were."""
-    return all(_state(file) == state for file, state in sources.items())
+def _captured_on(device: str, target: str, output: Path, folder: str) -> StepSizes:
+    """The same on a device; empty: on that of the user's choice."""
+    try:
+        found = call(f"{__name__}:_capture_here", target, str(output), device, folder)
+    except ChildError as error:
+        raise UsageError(f"{target} ends its process: {error}") from None
+    if isinstance(found, MemplanError):
+        raise found
+    return StepSizes(output, *found)
 
 
-def _capture_here(target: str, output: str, device: str, folder: str) -> dict[str, object]:
-    """Capture a step in this process, which is the child."""
+def _capture_here(
+    target: str, output: str, device: str, folder: str
+) -> tuple[dict[str, str], dict[str, str]] | MemplanError:
+    """Capture a step in this process, which is the child: what :class:`StepSizes` has behind the
+    file, or why there is none."""
     os.chdir(folder)
     opened: dict[str, None] = {}
     sys.addaudithook(lambda event, given: _note(opened, given) if event == "open" else None)
@@ -143,21 +141,14 @@ def _capture_here(target: str, output: str, device: str, folder: str) -> dict[st
         try:
             capture(target, output, weights="none", check=False, force=True)
         except MemplanError as error:
-            kinds = [
-                kind.__name__ for kind in type(error).__mro__ if hasattr(errors, kind.__name__)
-            ]
-            return {"error": kinds[0], "message": error.message, "hint": error.hint}
+            return error
     modules = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
-    made = str(Path(output).parent)
-    own = {
-        file
-        for file in (*modules, *opened)
-        if file and _is_projects(file) and not file.startswith(made)
-    }
+    made = (os.environ["TMPDIR"], str(Path(output).parent), str(cache_folder()))
+    own = {file for file in (*modules, *opened) if file and _is_projects(file, made)}
     heads = {name.partition(".")[0] for name in sys.modules}
     packages = [getattr(sys.modules.get(name), "__file__", None) for name in heads]
     installed = {file for file in packages if file and "-packages" in file}
-    return {"sources": _states(own), "packages": _states(installed)}
+    return _states(own), _states(installed)
 
 
 def _note(opened: dict[str, None], given: tuple[Any, ...]) -> None:
@@ -166,12 +157,11 @@ def _note(opened: dict[str, None], given: tuple[Any, ...]) -> None:
         opened[os.path.abspath(path)] = None
 
 
-def _is_projects(file: str) -> bool:
-    """Whether a file is neither installed nor of the system, nor one that memplan made."""
-    if not os.path.isabs(file) or file.startswith((_OURS, *_DEVICES, *_INSTALLED)):
+def _is_projects(file: str, made: tuple[str, ...]) -> bool:
+    """Whether a file is neither installed nor of the system, nor one that memplan ``made``."""
+    if not os.path.isabs(file) or file.startswith((_OURS, *_DEVICES, *_INSTALLED, *made)):
         return False
-    made = file.startswith((os.environ.get("TMPDIR", "\0"), str(cache_folder())))
-    return not made and "-packages" not in file and file not in sys.path
+    return "-packages" not in file and file not in sys.path
 
 
 def _states(files: Iterable[str]) -> dict[str, str]:
@@ -204,36 +194,26 @@ def _hash(*texts: str) -> str:
     return hashlib.sha256("\n".join(texts).encode(errors="surrogateescape")).hexdigest()
 
 
-def _kept_in() -> Path | None:
-    """The folder of what is kept; None where there is none that is this user's alone."""
-    folder = cache_folder()
-    if folder is None:
-        return None
-    place = folder / "steps"
-    try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        own = is_private(place) and is_private(folder) and os.access(place, os.W_OK)
-    except OSError:
-        return None
-    return place if own else None
-
-
 def _kept(folder: Path, name: str) -> StepSizes | None:
     """What is kept, if it still holds."""
     try:
         kept = json.loads((folder / f"{name}.json").read_text())
-        found = StepSizes(Path(kept["file"]), kept["torch"], kept["sources"], kept["packages"])
-        whole = _state(str(found.file)) == kept["state"] != ""
-        return found if whole and unchanged({**found.sources, **found.packages}) else None
-    except (OSError, ValueError, KeyError, TypeError):  # none, or damaged: it is made again
+        found = StepSizes(folder / f"{name}.onnx", kept["sources"], kept["packages"])
+        states = {**found.sources, **found.packages, str(found.file): kept["state"]}
+        holds = kept["state"] and all(_state(file) == state for file, state in states.items())
+        return found if holds else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # none, or damaged
         return None
 
 
 def _keep(found: StepSizes, folder: Path, name: str) -> None:
-    model = folder / f"{name}.onnx"
-    kept = {**asdict(found), "file": str(model), "state": _state(str(found.file))}
+    kept = {
+        "sources": found.sources,
+        "packages": found.packages,
+        "state": _state(str(found.file)),
+    }
     try:
-        write_atomically(model, found.file.read_bytes(), force=True)
+        write_atomically(folder / f"{name}.onnx", found.file.read_bytes(), force=True)
         write_atomically(folder / f"{name}.json", json.dumps(kept).encode(), force=True)
     except (UsageError, OSError):  # it is made again the next time
         return

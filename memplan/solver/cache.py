@@ -1,4 +1,5 @@
-"""Where compiled code is kept between runs: a folder of the user's that nobody else can write.
+"""Where compiled code, and captured steps, are kept between runs: a folder of the user's that
+nobody else can write.
 
 What is loaded from there is run, so a folder that others can put files into is not used, whoever
 named it. Where there is no other, code is kept in a temporary folder until the program ends.
@@ -83,16 +84,9 @@ def code_folder(name: str) -> Path | None:
     given = _absolute("NUMBA_CACHE_DIR")
     if given is not None and given.name == name and given.is_dir() and is_private(given):
         return given
-    folder = cache_folder()
-    if folder is not None:
-        place = folder / "numba" / name
-        try:
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if all(map(is_private, (place, place.parent, folder))) and os.access(place, os.W_OK):
-                return place
-            _LOG.warning("%s is not used: others can write there, or this user cannot", folder)
-        except OSError as error:
-            _LOG.warning("%s is not used: %s", folder, error.strerror)
+    kept = private_folder("numba", name)
+    if kept is not None:
+        return kept
     stack = ExitStack()
     try:
         place = stack.enter_context(scratch_folder()) / name
@@ -101,6 +95,24 @@ def code_folder(name: str) -> Path | None:
         return None
     atexit.register(stack.close)
     return place
+
+
+def private_folder(*names: str) -> Path | None:
+    """A folder in the user's cache folder, made where it is missing; None where others can write
+    there, or this user cannot: that is said in the log."""
+    folder = cache_folder()
+    if folder is None:
+        return None
+    place = folder.joinpath(*names)
+    above = [folder.joinpath(*names[:depth]) for depth in range(len(names) + 1)]
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if all(map(is_private, above)) and os.access(place, os.W_OK):
+            return place
+        _LOG.warning("%s is not used: others can write there, or this user cannot", folder)
+    except OSError as error:
+        _LOG.warning("%s is not used: %s", folder, error.strerror)
+    return None
 
 
 def is_private(folder: Path) -> bool:

@@ -120,10 +120,9 @@ class BaseModels:
         if blob is None:
             return None
         step = python_step(file)
-        if now is not None and _reusable(now, binding):
-            same = _same(file, blob) if step is None else self._same_sources(*step)
-            if same:
-                return now
+        reusable = now is not None and _reusable(now, binding)
+        if reusable and (_same(file, blob) if step is None else self._same_sources(*step)):
+            return now
         with TemporaryDirectory(dir=self.folder) as home:
             local = Path(home, _LOCAL_NAME)
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -103,7 +104,7 @@ def run_update(
     _guard(guard, request, lock)
     check_output(request.lock, force=True)
     chosen = targets(request, lock, update=True)
-    if not request.models and not any(on_disk(target.file).exists() for target in chosen):
+    if not request.models and not any(os.path.exists(on_disk(target.file)) for target in chosen):
         raise ModelError(
             f"none of the models in {request.lock} exists",
             "make them first; a model named on the command line is removed from the lock",
@@ -119,8 +120,7 @@ def run_update(
 
 def _guard(guard: Guard | None, request: CheckRequest, lock: Lock) -> None:
     if guard is not None:
-        files = (*request.models, *(lock.path.parent / path for path in lock.entries))
-        guard(map(on_disk, files))
+        guard((*request.models, *(lock.path.parent / path for path in lock.entries)))
 
 
 @dataclass(slots=True)
@@ -180,7 +180,7 @@ class _Run:
         plain = Finding(target.path, target.file, Kind.MISSING, cap_bytes=request.max_peak_bytes)
         if locked is not None:
             known.update(locked.dims)
-        if not on_disk(target.file).exists():
+        if not os.path.exists(on_disk(target.file)):
             if locked is not None:
                 return replace(
                     plain,

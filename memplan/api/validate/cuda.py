@@ -1,4 +1,5 @@
-"""What a run on CUDA says beside its peak: counted bytes, arenas, nodes that ran elsewhere."""
+"""What a run on a GPU says beside its peak: counted bytes, arenas, nodes that ran elsewhere, sums
+that threads may add in another order."""
 
 from __future__ import annotations
 

@@ -125,3 +125,12 @@ def test_a_mistyped_inputs_file_is_said_so(run: Memplan, tmp_path: Path) -> None
     np.savez(tmp_path / "x.npz", x=np.ones(4, np.float32))
     done = run("run", "step.onnx", "--init", "random", "--lr", "1", "--data", "y.npz")
     assert (done.returncode, "does not exist" in done.stderr) == (EXIT_USAGE, True)
+
+
+def test_a_name_that_no_file_can_have_is_told_of_the_model(inside: Memplan) -> None:
+    """And not as a bug of memplan."""
+    name = f"{'x' * 300}.onnx"
+    for more in ((), ("--update",)):
+        done = inside("check", *more, name)
+        assert done.returncode == EXIT_MODEL
+        assert "bug" not in done.stderr

@@ -129,6 +129,11 @@ class TrainingSession:
             self._session = open_session(model, request, options)
         except Exception as error:
             raise explain(str(error), "loading the model", request.provider) from None
+        # An input that nodes on the CPU read would be copied there when it is bound, once for all.
+        places = zip(
+            self._session.get_inputs(), self._session.get_input_memory_infos(), strict=True
+        )
+        self._on_host = {given.name for given, place in places if place.name == "Cpu"}
         # Two bindings, between which the buffers that change places differ.
         self._bindings = [self._session.io_binding() for _ in range(2 if self.second else 1)]
         for name in self.wanted:
@@ -142,9 +147,10 @@ class TrainingSession:
         if held is not None and (held.shape, held.dtype) == (value.shape, value.dtype):
             held.write(value)
             return
-        self.buffers[name] = Buffer(value, self.request.provider)
+        provider = "cpu" if name in self._on_host else self.request.provider
+        self.buffers[name] = Buffer(value, provider)
         if name in self.second.values():
-            self._spare[name] = Buffer(value, self.request.provider)
+            self._spare[name] = Buffer(value, provider)
         self._bind(name)
 
     def share(self, name: str, buffer: Buffer, spare: Buffer | None) -> None:

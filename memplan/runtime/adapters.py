@@ -1,11 +1,12 @@
 """The GPUs that Vulkan shows, through ctypes: WebGPU's provider picks one of them on Linux.
 
-Offsets are those of ``VkPhysicalDeviceProperties`` (Vulkan 1.0).
+Offsets are those of ``VkPhysicalDeviceProperties2`` and of what it leads to (Vulkan 1.1).
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import struct
 import sys
@@ -13,20 +14,38 @@ from dataclasses import dataclass
 
 SOFTWARE_ALLOWED = "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER"
 """The provider's variable: it takes a software adapter where this is 1."""
-_PROPERTIES = 824  # bytes of the structure
-_TYPE, _NAME, _RANGE = 16, 20, 324  # deviceType, deviceName, limits.maxStorageBufferRange
+_PROPERTIES = 840  # bytes of the structure
+_TYPE, _NAME = 32, 36  # deviceType, deviceName
 _CPU = 4  # VK_PHYSICAL_DEVICE_TYPE_CPU
 _CREATE_INSTANCE = 1  # VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO
+_GET_PROPERTIES = 1000059001  # VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2
+_LIMITS = ((1000168000, 24), (1000413001, 16))
+"""Structures of maintenance 3 and 4, and where ``maxMemoryAllocationSize`` and ``maxBufferSize``
+stand in them."""
+_VULKAN_1_1 = (1 << 22) | (1 << 12)
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A device. ``software``: it computes on the CPU. ``largest_bytes``: of a tensor that a kernel
-    can be given as one buffer."""
+    """A device. ``software``: it computes on the CPU. ``largest_bytes``: of a buffer, as which the
+    provider holds a tensor; what a kernel reads of it at once is less, and the provider's matter.
+    """
 
     name: str
     software: bool
     largest_bytes: int
+
+
+class _Application(ctypes.Structure):
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("next", ctypes.c_void_p),
+        ("name", ctypes.c_void_p),
+        ("version", ctypes.c_uint),
+        ("engine", ctypes.c_void_p),
+        ("engine_version", ctypes.c_uint),
+        ("vulkan_version", ctypes.c_uint),
+    )
 
 
 class _InstanceInfo(ctypes.Structure):
@@ -34,7 +53,7 @@ class _InstanceInfo(ctypes.Structure):
         ("type", ctypes.c_int),
         ("next", ctypes.c_void_p),
         ("flags", ctypes.c_uint),
-        ("application", ctypes.c_void_p),
+        ("application", ctypes.POINTER(_Application)),
         ("layers", ctypes.c_uint),
         ("layer_names", ctypes.c_void_p),
         ("extensions", ctypes.c_uint),
@@ -52,7 +71,8 @@ def find_adapters() -> tuple[Adapter, ...] | str:
     except OSError:
         return "no Vulkan loader (libvulkan.so.1 is not there)"
     instance, count = ctypes.c_void_p(), ctypes.c_uint()
-    info = _InstanceInfo(type=_CREATE_INSTANCE)
+    application = ctypes.pointer(_Application(vulkan_version=_VULKAN_1_1))
+    info = _InstanceInfo(type=_CREATE_INSTANCE, application=application)
     if vulkan.vkCreateInstance(ctypes.byref(info), None, ctypes.byref(instance)):
         return "no Vulkan driver"
     try:
@@ -66,11 +86,23 @@ def find_adapters() -> tuple[Adapter, ...] | str:
 
 
 def _adapter(vulkan: ctypes.CDLL, device: int | None) -> Adapter:
-    raw = ctypes.create_string_buffer(2 * _PROPERTIES)
-    vulkan.vkGetPhysicalDeviceProperties(ctypes.c_void_p(device), raw)
-    kind, largest = (struct.unpack_from("=I", raw, offset)[0] for offset in (_TYPE, _RANGE))
+    limits = [
+        ctypes.create_string_buffer(struct.pack("=iiq32x", kind, 0, 0)) for kind, _ in _LIMITS
+    ]
+    for one, other in itertools.pairwise(limits):
+        struct.pack_into("=q", one, 8, ctypes.addressof(other))
+    first = ctypes.addressof(limits[0])
+    raw = ctypes.create_string_buffer(
+        struct.pack("=iiq", _GET_PROPERTIES, 0, first), 2 * _PROPERTIES
+    )
+    vulkan.vkGetPhysicalDeviceProperties2(ctypes.c_void_p(device), raw)
+    (kind,) = struct.unpack_from("=I", raw, _TYPE)
     name = raw.raw[_NAME : _NAME + 256].split(b"\0")[0].decode(errors="replace")
-    return Adapter(name, kind == _CPU, largest)
+    sizes = [
+        struct.unpack_from("=Q", found, place)[0]
+        for found, (_, place) in zip(limits, _LIMITS, strict=True)
+    ]
+    return Adapter(name, kind == _CPU, min(filter(None, sizes), default=0))
 
 
 def adapter_problem() -> str:
@@ -82,3 +114,15 @@ def adapter_problem() -> str:
         names = ", ".join(adapter.name for adapter in found)
         return f"only a software adapter ({names}); {SOFTWARE_ALLOWED}=1 allows it"
     return ""
+
+
+def largest_buffer() -> tuple[str, int] | None:
+    """The adapter that holds the largest buffers, of those that may be used, and their bytes; None
+    where nothing is known."""
+    found = find_adapters()
+    if isinstance(found, str):
+        return None
+    allowed = os.environ.get(SOFTWARE_ALLOWED) == "1"
+    usable = [each for each in found if (allowed or not each.software) and each.largest_bytes]
+    best = max(usable, key=lambda each: each.largest_bytes, default=None)
+    return None if best is None else (best.name, best.largest_bytes)

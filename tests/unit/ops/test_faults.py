@@ -14,6 +14,8 @@ from memplan.api.rewrite.rewriting import rewrite
 from memplan.errors import RuntimeUnavailableError, UsageError
 from memplan.ops.kernels import kernels_of
 from memplan.ops.memory import semantics
+from memplan.simulate import unrunnable
+from memplan.simulate.opened import open_model
 from memplan.units import parse_size
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]> t '
@@ -53,6 +55,7 @@ def test_a_step_that_would_fail_is_told_and_refused(tmp_path: Path, text: str, t
     with pytest.raises(RuntimeUnavailableError) as refused:
         rewrite(path, RewriteOptions(parse_size("90%"), provider="webgpu"), tmp_path / "out.onnx")
     assert told in refused.value.message
+    assert ("with --portable" in refused.value.hint) is ("MaxPool" in told)
     assert not any("does not run" in each for each in analyze(path, provider="cpu").assumptions)
 
 
@@ -66,6 +69,21 @@ def test_nodes_on_the_host_are_named_with_their_bytes(tmp_path: Path) -> None:
     notes = analyze(written(tmp_path, text), provider="webgpu").assumptions
     line = next(note for note in notes if "no WebGPU kernel" in note)
     assert "LogSoftmax_1: 128 B to the host, 128 B back" in line
+
+
+def test_a_tensor_that_no_buffer_of_the_adapter_holds_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "(float[4, 8] x) => (float[4, 8] y) { r = LogSoftmax(x) y = Relu(r) }"
+    graph = open_model(written(tmp_path, text)).graph
+    monkeypatch.setattr(unrunnable, "largest_buffer", lambda: ("Tiny", 128))
+    unrunnable.require_fits(graph, "webgpu")
+    monkeypatch.setattr(unrunnable, "largest_buffer", lambda: ("Tiny", 127))
+    with pytest.raises(
+        RuntimeUnavailableError, match=r"takes 128 B .* a buffer of Tiny at most 127"
+    ):
+        unrunnable.require_fits(graph, "webgpu")
+    unrunnable.require_fits(graph, "cuda")
 
 
 def test_plain_sessions_are_not_simulated(tmp_path: Path) -> None:

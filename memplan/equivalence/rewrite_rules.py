@@ -149,6 +149,12 @@ def _unsqueeze(call: Call) -> int | None:
     return view(call.terms, call.read(0), [1 if i in added else next(rest) for i in range(rank)])
 
 
+def _concat(call: Call) -> int | None:
+    """Of one vector, and vectors without elements beside it, that vector (the shapes of fences)."""
+    rest = [term for term in call.reads if call.terms.fact(term).shape != (0,)]
+    return rest[0] if len(rest) == 1 else _of_one(call)
+
+
 def _flatten(call: Call) -> int | None:
     """Flatten is a view as a matrix."""
     shape = call.fact().shape
@@ -325,6 +331,7 @@ _RULES: Mapping[str, Rule] = {
     "Reshape": _reshape,
     "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze,
+    "Concat": _concat,
     "Flatten": _flatten,
     "Transpose": _transpose,
     "Expand": _expand,

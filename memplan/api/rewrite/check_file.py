@@ -54,7 +54,7 @@ def sound_timeline(
     """
     _check_interface(before.proto, model)
     try:
-        found = _opened_anew(model, before, session, loss)
+        found = opened_anew(model, before, session, loss)
     except ModelError as error:
         raise Rejected(f"the new file cannot be read again: {error.message}") from None
     _check_counted(found.prepared, before)
@@ -98,9 +98,14 @@ def require_as_promised(promised: Timeline, timeline: Timeline) -> None:
         )
 
 
-def _opened_anew(
+def opened_anew(
     model: onnx.ModelProto, before: PreparedModel, session: SessionKind, loss: str | None
 ) -> OpenModel:
+    """A rewritten model, opened with nothing but its bytes; see :func:`sound_timeline`.
+
+    Raises:
+        ModelError: it cannot be.
+    """
     fresh = reread(model, before.path, before.beside)
     known = symbolic_dims(fresh)
     dims = {name: size for name, size in before.dims.items() if name in known}

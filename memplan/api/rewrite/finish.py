@@ -16,6 +16,7 @@ import onnx
 from memplan.api.rewrite.candidates import chunk_step
 from memplan.api.rewrite.cheapest import Planned, find_plan
 from memplan.api.rewrite.check_file import (
+    opened_anew,
     require_as_planned,
     require_as_promised,
     sound_timeline,
@@ -24,12 +25,15 @@ from memplan.api.rewrite.goal import Goal, Source
 from memplan.api.versions import runtime_json
 from memplan.equivalence.prove import Equivalence, Side, prove, reference_side
 from memplan.errors import MemplanError
+from memplan.ir.graph import Graph
 from memplan.passes.chunk.asked import NONE as NO_CHUNKS
 from memplan.passes.manager import recorded
 from memplan.planning.apply import apply_plan
+from memplan.planning.behind_copies import in_planned_order
 from memplan.planning.forms.extend_graph import NO_KINDS
 from memplan.planning.plan import Rejected
 from memplan.proto.metadata import BOUND_DIMS, CHUNKED, get_metadata, set_metadata
+from memplan.providers import PROVIDERS
 from memplan.shapes.dims import symbolic_dims
 from memplan.simulate.timeline import Timeline
 
@@ -111,8 +115,18 @@ def finished(planned: Planned, goal: Goal) -> Proved:
     if plain is not None:
         require_as_promised(plain.of_file, timeline)
         timeline = plain.timeline
+    if PROVIDERS[goal.session.provider].plugin:
+        model = in_planned_order(model, goal.session, lambda made: graph_of(made, planned, goal))
+        # Its shapes are the host's: what the device holds is as before.
+        sound_timeline(model, prepared, planned.plan, goal.session, goal.options.loss)
     _record_peaks(model, timeline)
     return Proved(goal, planned, model, timeline, _prove(planned, model, goal))
+
+
+def graph_of(model: onnx.ModelProto, planned: Planned, goal: Goal) -> Graph:
+    """The graph of a new model, read from its own bytes."""
+    prepared = planned.model.prepared
+    return opened_anew(model, prepared, goal.session, goal.options.loss).graph
 
 
 def _prove(planned: Planned, model: onnx.ModelProto, goal: Goal) -> Equivalence:

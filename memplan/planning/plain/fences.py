@@ -87,14 +87,14 @@ def fence_maker(graph: onnx.GraphProto) -> FenceMaker:
     initialized = {tensor.name for tensor in graph.initializer}
     for value in graph.input:
         if value.name not in initialized and value.type.HasField("tensor_type"):
-            return FenceMaker(value.name, _unused_prefix(graph))
+            return FenceMaker(value.name, unused_prefix(graph))
     raise UsageError(
         "plans for plain default sessions need a graph input",
         "use --session tuned and load the result with memplan.load(path)",
     )
 
 
-def _unused_prefix(graph: onnx.GraphProto) -> str:
+def unused_prefix(graph: onnx.GraphProto) -> str:
     """What no name of the graph begins with: a file that was made for a plain session, and is to be
     made once more, has fences."""
     names = {tensor.name for tensor in graph.initializer}

@@ -1,0 +1,76 @@
+"""Fences that keep the planned order where a GPU's session copies from the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+from helpers.graphs import parse
+from memplan.equivalence.prove import Side, prove, reference_side
+from memplan.ir.graph import Graph
+from memplan.planning.behind_copies import in_planned_order
+from memplan.proto.edit import copied
+from memplan.shapes.prepare import prepare
+from memplan.simulate.devices import place
+from memplan.simulate.opened import opened
+from memplan.simulate.run_order import placed_order
+from memplan.simulate.session import session_kind
+
+TUNED = session_kind("tuned", "webgpu")
+LABELS = """g (float[4,4] x, int64[4] n) => (float[4,4] y, float[4,4] late) {
+  a = Relu (x)
+  m = Mul (n, n)
+  i = Cast <to = 1> (m)
+  b = Mul (a, i)
+  c = Relu (b)
+  e = Exp (x)
+  y = Add (c, e)
+  late = Mul (y, e) }"""
+MIDDLE = """g (float[4,4] x) => (float[4,4] y) {
+  a = Relu (x)
+  s = LogSoftmax (a)
+  b = Relu (s)
+  e = Exp (x)
+  y = Add (b, e) }"""
+PLACED = "g (float[4,4] x) => (float[4,4] y) { a = Relu (x) b = Exp (x) y = Add (a, b) }"
+
+
+def graph_of(model: onnx.ModelProto) -> Graph:
+    return opened(prepare(copied(model), Path("m.onnx"), {})).graph
+
+
+def order_of(model: onnx.ModelProto) -> list[str]:
+    """Nodes of the model that run on the device, in the order of a session."""
+    graph = graph_of(model)
+    held, devices = place(graph, "webgpu")
+    own = set(range(len(graph.nodes))) - devices.host_nodes
+    order = placed_order(held, TUNED, devices)
+    return [graph.tensors[graph.nodes[k].outputs[0]].name for k in order if k in own]
+
+
+@pytest.mark.parametrize(("text", "early"), [(LABELS, ["a", "e", "b"]), (MIDDLE, ["a", "e", "b"])])
+def test_what_overtakes_waits(text: str, early: list[str]) -> None:
+    model = parse(text)
+    for node in model.graph.node:
+        node.name = node.output[0]
+    assert order_of(model)[:3] == early
+    before = copied(model)
+    fenced = in_planned_order(model, TUNED, graph_of)
+    added = [node for node in fenced.graph.node if node.name.startswith("memplan/")]
+    assert [node.op_type for node in added] == ["Shape", "Concat", "Reshape"]
+    names = [name for name in order_of(fenced) if not name.startswith("memplan/")]
+    assert names == sorted(names, key=[node.name for node in before.graph.node].index)
+    original = prepare(copied(before), Path("m.onnx"), {})
+    found = prove(reference_side(original, fenced), Side(fenced, Path()), "webgpu")
+    assert found.reason is None
+
+
+@pytest.mark.parametrize(("text", "opset"), [(PLACED, 18), (LABELS, 14)])
+def test_nothing_is_added_where_nothing_waits_or_shapes_cannot_be_cut(
+    text: str, opset: int
+) -> None:
+    model = parse(f'<ir_version: 8, opset_import: ["" : {opset}]> {text}')
+    before = model.SerializeToString(deterministic=True)
+    assert in_planned_order(model, TUNED, graph_of).SerializeToString(deterministic=True) == before

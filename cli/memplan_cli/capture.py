@@ -15,7 +15,13 @@ import click
 from memplan.errors import UsageError
 from memplan_cli.command import memplan_command
 from memplan_cli.progress import waiting
-from memplan_cli.shared_options import PATH, Report, dropout_option, report_options
+from memplan_cli.shared_options import (
+    PATH,
+    Report,
+    dropout_option,
+    portable_option,
+    report_options,
+)
 from memplan_cli.standard_files import STDERR, STDOUT
 
 
@@ -57,6 +63,7 @@ from memplan_cli.standard_files import STDERR, STDOUT
     "[default: as in the step, else constants]",
 )
 @dropout_option
+@portable_option
 @report_options(output=None, format_help="Format of the report on stdout.")
 def command(
     target: str, output: Path, dynamic: tuple[str, ...], report: Report, **options: Any

@@ -18,6 +18,7 @@ from memplan_cli.shared_options import (
     emit,
     one_on_stdout,
     optimizer_names,
+    portable_option,
     refuse_copy,
     report_options,
     weights_option,
@@ -85,6 +86,7 @@ from memplan_cli.shared_options import (
     "batches.",
 )
 @dropout_option
+@portable_option
 @dim_option("Set the size of a symbolic dimension, for the check. Repeatable.")
 @weights_option
 @click.option(

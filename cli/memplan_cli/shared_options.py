@@ -66,6 +66,15 @@ def dropout_option(function: Function) -> Function:
     )(function)
 
 
+def portable_option(function: Function) -> Function:
+    """``--portable``, of commands that make a training step."""
+    return click.option(
+        "--portable",
+        is_flag=True,
+        help="Write max pools and LogSoftmax by operators that WebGPU runs (docs/any-gpu.md).",
+    )(function)
+
+
 def session_option(help: str) -> Callable[[Function], Function]:
     """``--session``."""
     kinds = click.Choice(["tuned", "default"])

@@ -27,12 +27,14 @@ class Request:
     """What to differentiate: the sum over ``ys`` of (y · its entry of ``grad_ys``), by each x.
 
     An entry of ``grad_ys`` is an array, the name of a tensor (a new graph input if there is none of
-    that name), or None for ones.
+    that name), or None for ones. ``portable``: see
+    :class:`memplan.autodiff.emit.emitter.Emitter`.
     """
 
     ys: tuple[str, ...]
     xs: tuple[str, ...]
     grad_ys: tuple[Seed, ...] = ()
+    portable: bool = False
 
 
 class GradientSink:
@@ -92,7 +94,7 @@ def build_gradients(
         UsageError: a name is not in the graph, or not a float tensor.
     """
     flat = flat_copy(model)
-    expanded = expand_all(flat, request.ys, request.xs)
+    expanded = expand_all(flat, request.ys, request.xs, portable=request.portable)
     emitter = expanded.emitter
     _check(request, expanded)
     seen = differentiable(expanded, request.ys, request.xs)

@@ -76,8 +76,52 @@ def test_a_rewritten_step_has_the_bits_of_the_original(tmp_path: Path, share: st
     assert found.as_json()["rewritten"]["measured_peak_bytes"] is None
 
 
-def test_twenty_steps_have_the_losses_of_the_cpu(tmp_path: Path) -> None:
-    path = step_of(tmp_path, "sgd")
+def test_with_adam_nodes_on_the_host_do_not_break_the_order(tmp_path: Path) -> None:
+    path, out = step_of(tmp_path, "adamw"), tmp_path / "less.onnx"
+    found = rewrite(path, RewriteOptions(parse_size("80%"), provider="webgpu", effort=20), out)
+    fences = [node.name for node in found.model.graph.node if node.name.startswith("memplan/")]
+    assert fences
+    checked = validate(path, out, ValidateOptions(runs=0))
+    assert checked.equality == "bitwise"
+    assert checked.order_kept
+    assert checked.within_budget
+    assert checked.equivalence.proved
+    assert checked.surviving_clones == checked.clones
+
+
+POOLS = """<ir_version: 10, opset_import: ["": 20]>
+net (float[2, 3, 16, 16] x, float[2, 4, 3, 3] target) => (float loss) {
+    c = Conv <pads = [1, 1, 1, 1]> (x, k0)
+    p = MaxPool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]> (c)
+    d = Conv (p, k1)
+    q = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (d)
+    e = Sub (q, target)
+    s = Mul (e, e)
+    loss = ReduceMean <keepdims = 0> (s)
+}"""
+
+
+def test_portable_max_pools_are_trained_as_on_the_cpu(tmp_path: Path) -> None:
+    model, rng = onnx.parser.parse_model(POOLS), np.random.default_rng(0)
+    for name, shape in {"k0": (4, 3, 3, 3), "k1": (4, 4, 3, 3)}.items():
+        value = rng.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    path = tmp_path / "step.onnx"
+    options = GradOptions(loss="loss", optimizer="sgd", portable=True)
+    grad(model, options, path, check=False)
+    x = rng.integers(-2, 2, (2, 3, 16, 16)).astype(np.float32)  # ties
+    batch = {"x": x, "target": rng.standard_normal((2, 4, 3, 3)).astype(np.float32)}
+    losses = {}
+    for provider in ("cpu", "webgpu"):
+        trainer = Trainer(path, lr=1e-3, provider=provider)
+        losses[provider] = [trainer.step(**batch) for _ in range(3)]
+    np.testing.assert_allclose(losses["webgpu"], losses["cpu"], rtol=1e-4)
+    assert losses["cpu"][2] < losses["cpu"][0]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_twenty_steps_have_the_losses_of_the_cpu(tmp_path: Path, optimizer: str) -> None:
+    path = step_of(tmp_path, optimizer)
     rng = np.random.default_rng(1)
     batches = [
         {"x": rng.standard_normal((256, 16)), "target": rng.standard_normal((256, 4))}
@@ -85,7 +129,7 @@ def test_twenty_steps_have_the_losses_of_the_cpu(tmp_path: Path) -> None:
     ]
     losses = {}
     for provider in ("cpu", "webgpu"):
-        trainer = Trainer(path, lr=0.05, provider=provider)
+        trainer = Trainer(path, lr=0.05 if optimizer == "sgd" else 1e-3, provider=provider)
         steps = [{k: v.astype(np.float32) for k, v in batch.items()} for batch in batches]
         losses[provider] = [trainer.step(**batch) for batch in steps]
     np.testing.assert_allclose(losses["webgpu"], losses["cpu"], rtol=1e-4)

@@ -43,6 +43,7 @@ class _Wanted:
     weights: str
     target: Path | None
     counter: CounterDropout | None
+    portable: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ def capture(
     check: bool = True,
     frozen: str | None = None,
     dropout: str = OPERATOR,
+    portable: bool = False,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Capture:
@@ -89,6 +91,7 @@ def capture(
         frozen: ``constants`` or ``inputs``, instead of the step's own.
         dropout: ``operator`` draws masks; ``counter`` or ``counter{seed=7}`` makes them of the
             number of the step (:mod:`memplan.autodiff.counter_dropouts`).
+        portable: write gradients of max pools without ``Indices``, which WebGPU's pools have not.
         force: overwrite ``output``.
         progress: called with what is being done.
 
@@ -112,7 +115,7 @@ def capture(
     changes = {name: value for name, value in changes.items() if value is not None}
     # What the step changes to another folder for must not move the output.
     written = None if target is None else Path(os.path.abspath(target))
-    wanted = _Wanted(check, weights, written, counter)
+    wanted = _Wanted(check, weights, written, counter, portable)
     from_file = users_code(split_target(step)[0]) if isinstance(step, str) else nullcontext()
     with named_in_failures("capture"), from_file:
         found, source = _step(step, changes)
@@ -242,7 +245,14 @@ def _built(reading: Reading, wanted: _Wanted) -> _Built:
     exported = reading.forward()
     make_sink = sink_maker(reading.optimizer, reading.treatment, reading.averages, exported.renewed)
     named = [each for each in exported.parameters if each in reading.trainable]
-    trained = differentiated(exported.model, exported.loss, named, make_sink, wanted.counter)
+    trained = differentiated(
+        exported.model,
+        exported.loss,
+        named,
+        make_sink,
+        wanted.counter,
+        portable=wanted.portable,
+    )
     require_kernels(trained.model)
     done = finish(reading, exported, trained, wanted.weights, wanted.target)
     return _Built(trained, done, *_sizes(reading, done))

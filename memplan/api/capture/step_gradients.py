@@ -38,6 +38,8 @@ def differentiated(
     trainable: Sequence[str],
     make_sink: Sink,
     counter: CounterDropout | None = None,
+    *,
+    portable: bool = False,
 ) -> Trained:
     """Differentiate a forward graph by memplan's own rules.
 
@@ -51,7 +53,7 @@ def differentiated(
     if not wrt:
         raise nothing_trained()
     sink = make_sink(wrt, types)
-    built = build_gradients(flat, Request((loss,), wrt), sink)
+    built = build_gradients(flat, Request((loss,), wrt, portable=portable), sink)
     without_surrogates(built)
     counted = from_counter(built, counter)
-    return Trained(finished(counted.model), wrt, sink, counted)
+    return Trained(finished(counted.model, portable=portable), wrt, sink, counted)

@@ -165,11 +165,11 @@ def _grad(
     sink = ScaledGradients(scale)
     if members and apart is None:
         sink = Updates(members, types, scale=scale)
-    request = Request((loss,), wrt)
+    request = Request((loss,), wrt, portable=options.portable)
     built = build_gradients(flat, request, sink) if wrt else flat
     _require_output(built.graph, loss, types[loss].dtype)
     counted = from_counter(built, counter)
-    result = finished(counted.model)
+    result = finished(counted.model, portable=options.portable)
     outcome = checked(flat, result, request, sink, path, dims) if check and wrt else None
     parts = (sink, statistics, candidates, counted)
     contract = state_contract(result.graph, loss, wrt, *parts)

@@ -40,7 +40,8 @@ class GradOptions:
     ``none``, ``dynamic{init_scale=1024}`` or a number, see
     :mod:`memplan.autodiff.optimizers.scaling`. ``weights``: see
     :class:`memplan.proto.weights.Weights`. ``dropout``: ``operator`` or ``counter{seed=7}``, see
-    :mod:`memplan.autodiff.counter_dropouts`.
+    :mod:`memplan.autodiff.counter_dropouts`. ``portable``: gradients of max pools need no
+    ``Indices``, which WebGPU's pools have not.
     """
 
     loss: str
@@ -53,6 +54,7 @@ class GradOptions:
     forward_only: bool = False
     weights: str = "auto"
     dropout: str = "operator"
+    portable: bool = False
 
     def __post_init__(self) -> None:
         settle(self, choices={"weights": tuple(Weights)})

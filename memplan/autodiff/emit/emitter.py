@@ -61,6 +61,8 @@ class Emitter:
     ) -> None:
         self.opset = opset
         self.ir_version = ir_version
+        self.portable = False
+        """Whether rules keep to what the providers of GPUs run."""
         self.types = types
         """Of every tensor by name; grows with every new one."""
         self.constants = constants

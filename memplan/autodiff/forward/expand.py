@@ -68,14 +68,18 @@ def expand_all(
     xs: Collection[str],
     names: NameAuthority | None = None,
     mark: str = "",
+    *,
+    portable: bool = False,
 ) -> Expanded:
     """Rewrite nodes by their expansions, and inline function operators without a rule.
 
     ``model`` is changed. Only operators that gradients flow through are touched, and those of
-    which no kernel may be left. ``names`` and ``mark``: see :func:`emitter_for`.
+    which no kernel may be left. ``names`` and ``mark``: see :func:`emitter_for`; ``portable``: see
+    :class:`Emitter`.
     """
     for _ in range(_ROUNDS):
         emitter = emitter_for(model, xs, names, mark)
+        emitter.portable = portable
         nodes = list(model.graph.node)
         activity = find_activity(nodes, emitter.types, ys, xs)
         active = [nodes[index] for index in sorted(activity.nodes)]

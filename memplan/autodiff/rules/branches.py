@@ -73,7 +73,7 @@ class _Branch:
         }
         model = body_model(outer, self.body, [])
         mark = f"{ctx.node.name}/{attribute}:"
-        expanded = expand_all(model, set(grads), xs, outer.names, mark)
+        expanded = expand_all(model, set(grads), xs, outer.names, mark, portable=outer.portable)
         self.emitter = expanded.emitter
         self.writer = BodyWriter(self.emitter)
         seen = differentiable(expanded, set(grads), xs)

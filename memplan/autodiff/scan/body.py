@@ -74,7 +74,7 @@ class ScanBody:
         }
         self._grow_below(list(model.graph.node), xs)
         self.states = self._grow_above(ctx, list(model.graph.node), xs, ys)
-        expanded = expand_all(model, ys, xs, outer.names, mark)
+        expanded = expand_all(model, ys, xs, outer.names, mark, portable=outer.portable)
         self.emitter = expanded.emitter
         self.writer = BodyWriter(self.emitter)
         self.hoisted: list[Hoisted] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from memplan.api.floor_sentence import FloorReport, floor_report
@@ -29,6 +30,7 @@ from memplan.runtime.installed import NAME
 from memplan.shapes.tensor_type import FLOATS
 from memplan.simulate.devices import fallback_notes, fallbacks_json
 from memplan.simulate.explain import Explainer, Live, Stash, TensorClass
+from memplan.simulate.floor import Floor, structural_floor
 from memplan.simulate.narrowing import narrowings
 from memplan.simulate.opened import OpenModel, on_devices
 from memplan.simulate.pattern import LaterRuns, later_runs
@@ -53,13 +55,11 @@ _PATTERNS_INSIDE = (
 )
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, repr=False)
 class Analysis(Summary):
     """The answer of ``analyze``. Byte counts as in interface.md: resident and dynamic.
 
-    ``floor_with_workspace_bytes`` is the certified structural floor that a budget is held against,
-    resident bytes included, and ``floor_reason`` what pins it; ``floor_bytes`` is that of tensors
-    alone, without kernel workspace. ``recurrent`` are forward loops with the backward loops that
+    ``structural_floor`` is certified. ``recurrent`` are forward loops with the backward loops that
     read what they stacked.
 
     ``as_loaded``: the nodes are those that a session of this kind holds once it has loaded the
@@ -76,9 +76,7 @@ class Analysis(Summary):
     timeline: Timeline
     phases: Phases
     modules: tuple[str, ...]
-    floor_bytes: int
-    floor_with_workspace_bytes: int
-    floor_reason: str
+    structural_floor: Floor
     by_class: Mapping[TensorClass, int]
     at_peak: tuple[Live, ...]
     stashes: tuple[Stash, ...]
@@ -90,15 +88,28 @@ class Analysis(Summary):
     contract: Contract | None = None
     uncounted: int = 0
 
-    @property
+    @cached_property
     def floor(self) -> FloorReport:
         """The floor, what could lower it, and where the next one lies."""
-        from memplan.simulate.floor import structural_floor
-
         pairs = self.contract.new_values if self.contract else {}
         tuned = self.session.name == "tuned"
-        floor = structural_floor(self.graph, self.timeline)
+        floor = self.structural_floor
         return floor_report(floor, self.graph, self.timeline, pairs if tuned else {})
+
+    @property
+    def floor_bytes(self) -> int:
+        """The floor of tensors alone, without kernel workspace, resident bytes included."""
+        return self.timeline.resident_bytes + self.structural_floor.nbytes
+
+    @property
+    def floor_with_workspace_bytes(self) -> int:
+        """The floor that a budget is held against, resident bytes included."""
+        return self.timeline.resident_bytes + self.structural_floor.with_workspace
+
+    @property
+    def floor_reason(self) -> str:
+        """What pins it."""
+        return self.structural_floor.loaded.describe(self.graph)
 
     @property
     def later(self) -> LaterRuns | None:
@@ -303,13 +314,10 @@ def analyze_open(model: OpenModel, session: SessionKind, *, held: bool = False) 
 
     ``held``: they are what a session holds once it has loaded the file.
     """
-    from memplan.simulate.floor import structural_floor
-
     if session.name == "default":
         model = replace(model, graph=unbound(model.graph))
     timeline = simulate(model.graph, session, model.devices)
     explainer = Explainer(timeline, model.phases, model.modules)
-    floor = structural_floor(model.graph, timeline)
     prepared = model.prepared
     pairs = find_pairs(prepared.bound, prepared.types, model.graph, model.phases)
     changes = () if held else _change_notes(model, session)
@@ -325,9 +333,7 @@ def analyze_open(model: OpenModel, session: SessionKind, *, held: bool = False) 
         timeline=timeline,
         phases=model.phases,
         modules=model.modules,
-        floor_bytes=timeline.resident_bytes + floor.nbytes,
-        floor_with_workspace_bytes=timeline.resident_bytes + floor.with_workspace,
-        floor_reason=floor.loaded.describe(model.graph),
+        structural_floor=structural_floor(model.graph, timeline),
         by_class=explainer.by_class(timeline.peak_step),
         at_peak=tuple(explainer.at_peak()),
         stashes=tuple(explainer.stashes()),

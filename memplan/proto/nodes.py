@@ -50,8 +50,11 @@ class Described:
 
 def subgraphs(node: onnx.NodeProto) -> Sequence[onnx.GraphProto]:
     """The bodies that ``node`` carries in its attributes (If, Loop, Scan)."""
+    attributes = node.attribute
+    if not attributes:  # most nodes of a large graph, asked many times
+        return ()
     bodies: list[onnx.GraphProto] = []
-    for attribute in node.attribute:
+    for attribute in attributes:
         kind = attribute.type
         if kind == _GRAPH:
             bodies.append(attribute.g)

@@ -120,30 +120,23 @@ def certified() -> tuple[int, ...]:
 
 
 def plain() -> Table:
-    """The sample models at 60% and 40%."""
+    """The sample models at 60%."""
     record, rows = load("plain_sessions"), []
     for row in (row for name in SAMPLES for row in record if row["graph"] == name):
-        if row["original_first_bytes"] <= LARGE_BYTES or row["share"] not in ("60%", "40%"):
+        if row["original_first_bytes"] <= LARGE_BYTES or row["share"] != "60%":
             continue
-        over = row["measured_first_bytes"] / row["tuned_peak_bytes"] - 1
         kept = ("yes" if row[f"{runs}_within_budget"] else "no" for runs in ("first", "later"))
         rows.append(
             [
                 row["graph"],
-                row["share"],
                 first_and_later(row, "original"),
                 first_and_later(row, "measured"),
-                "to the byte" if exact(row) else "no",
                 " / ".join(kept),
                 f"{row['extra_cost_percent']:.2f}",
-                f"{row['fences']} / {row['veils']} / {row['pins']}",
-                f"{row['added_percent']:.1f}",
-                f"{100 * over:+.1f}",
             ]
         )
-    made = ("fences / input fences / pins", "their time %", "over tuned %")
-    sizes = ("original MB", "rewritten MB", "predicted", "in budget", "extra time %")
-    return table(["graph", "share", *sizes, *made], rows)
+    head = ("original MB", "rewritten MB", "in budget", "extra time %")
+    return table(["graph", *head], rows)
 
 
 def exact(row: Row) -> bool:
@@ -187,91 +180,45 @@ def chunked() -> Table:
             f"{100 * (row['peak_after_bytes'] / row['peak_before_bytes'] - 1):.1f}%",
             change(row, "floor", 1 << 30, 2),
             f"{row['nodes_before']:,} → {row['nodes_after']:,}",
-            f"{row['seconds_to_choose']:.1f}",
         ]
         for row in load("chunking")
         if row.get("graph") in CHUNKED and "kind" in row
     ]
-    head = ["graph", "chunks", "peak GiB", "change", "floor GiB", "nodes", "seconds to choose"]
+    head = ["graph", "chunks", "peak GiB", "change", "floor GiB", "nodes"]
     return table(head, rows)
-
-
-def chunk_plans() -> Table:
-    """Chunks and recomputation under a budget."""
-    rows = [
-        [
-            CHUNKED[row["graph"]],
-            row["device"],
-            f"{row['budget_bytes'] / 2**30:.2f}",
-            f"{100 * row['extra_cost_fraction']:.2f}",
-            f"{100 * row['chunk_cost_fraction']:.2f}",
-            f"{row['recomputed_nodes']:,}",
-        ]
-        for row in load("chunking")
-        if "budget" in row
-    ]
-    times = ("extra time %", "of it chunks %")
-    return table(["graph", "times of", "budget GiB", *times, "recomputed nodes"], rows)
-
-
-def chunk_times() -> Table:
-    """Steps and loss heads that were run."""
-    rows = [
-        [
-            row.get("step") or f"loss head, {row['rows']:,} rows, {row['classes']:,} classes",
-            row.get("kind") or f"{row['chunks']} chunks",
-            change(row, "peak", 1 << 20, 0),
-            f"{row['before_ms']:.0f}",
-            f"{row['after_ms']:.0f}",
-            f"{row['ratio']:.3f}",
-        ]
-        for row in load("chunking")
-        if "ratio" in row
-    ]
-    return table(["step", "chunks", "peak MiB", "ms before", "ms after", "ratio"], rows)
 
 
 # --- Beside PyTorch -----------------------------------------------------------------------------
 
 
-_SHOWN_BY = ("seconds_median", "growth_bytes")
-
-
 def beside_pytorch() -> Table:
-    """Networks, held against PyTorch's eager step: of compiled steps and of memplan's, the quickest
-    and the one that grows least."""
-    record, rows = load("pytorch_steps"), []
-    eager = {row["model"]: row for row in record if row["who"] == "PyTorch eager"}
-    ran = [row for row in record if "seconds_median" in row]
-    kinds: dict[tuple[str, str], list[Row]] = {}
-    for row in ran:
-        kind = next((k for k in ("compile", " at ") if k in row["who"]), row["who"])
-        kinds.setdefault((row["model"], kind), []).append(row)
-    shown = [min(rows, key=lambda row: row[by]) for rows in kinds.values() for by in _SHOWN_BY]
-    for row in (row for row in ran if row in shown):
-        first, rounds = eager[row["model"]], row["seconds_by_round"]
-        planned = row.get("predicted_dynamic_bytes")
-        rows.append(
-            [
-                row["model"],
-                row["who"],
-                f"{row['growth_bytes'] / 1e6:.0f}",
-                f"{row['growth_bytes'] / first['growth_bytes']:.2f}",
-                "" if planned is None else f"{planned / 1e6:.0f}",
-                f"{1000 * row['seconds_median']:.0f}",
-                f"{1000 * min(rounds):.0f} to {1000 * max(rounds):.0f}",
-                f"{row['seconds_median'] / first['seconds_median']:.2f}",
-            ]
+    """Networks: memory and time of PyTorch's eager step, and parts of these that others take; of
+    compiled steps and of memplan's the quickest, and the one that grows least."""
+    by_model: dict[str, list[Row]] = {}
+    for row in (row for row in load("pytorch_steps") if "seconds_median" in row):
+        by_model.setdefault(row["model"], []).append(row)
+    rows = []
+    for model, ran in by_model.items():
+        eager, marked, *others = ran
+        bytes_, seconds = eager["growth_bytes"], eager["seconds_median"]
+        shown = [marked]
+        for kind in ("PyTorch compile", "memplan"):
+            found = [row for row in others if row["who"].startswith(kind)]
+            shown += [min(found, key=lambda r: r[by]) for by in ("seconds_median", "growth_bytes")]
+        parts = (
+            f"{row['growth_bytes'] / bytes_:.2f} / {row['seconds_median'] / seconds:.2f}"
+            for row in shown
         )
-    memory, seconds = ("growth MB", "of eager's", "predicted"), ("ms", "rounds", "of eager's")
-    return table(["network", "configuration", *memory, *seconds], rows)
+        rows.append([model, f"{bytes_ / 1e6:.0f} MB / {1000 * seconds:.0f} ms", *parts])
+    kinds = ("compiled, quickest", "compiled, least", "memplan, quickest", "memplan, least")
+    return table(["network", "eager", "checkpoint", *kinds], rows)
 
 
 # --- Pages --------------------------------------------------------------------------------------
 
 TABLES = {
     "README.md": (headline,),
-    "docs/benchmarks.md": (training, plain, chunked, chunk_plans, chunk_times, beside_pytorch),
+    "docs/benchmarks.md": (training, plain, chunked, beside_pytorch),
 }
 SENTENCES = {
     "{} of {} plans are within 0.1 percentage points of optimal; {} were done before": certified,

@@ -4,7 +4,7 @@
 
 One command, sized by the device's memory, ends before ``--seconds``, writes the JSON after every
 row (a second call with the same file goes on where the first stopped). Without a GPU it runs on the
-CPU. README.md beside this says how to make graphs and how to read the figures.
+CPU. benchmarks/README.md says how to make graphs and how to read the figures.
 """
 
 from __future__ import annotations

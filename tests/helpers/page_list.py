@@ -11,7 +11,6 @@ GUIDE_STEP = (
 )
 SOON = ("--effort", "6")
 TWO_LAYERS = {"depth=4": "depth=2"}
-LARGE = "a file of hundreds of MB; from benchmarks/models"
 DEEPER = """from pathlib import Path
 
 text = Path("forward.py").read_text()
@@ -52,6 +51,7 @@ PAGES = (
     Page(
         "../README.md",
         quick={"memplan rewrite *": SOON, "memplan validate *": ("--runs", "1")},
+        left_out={"python3 -m venv * .venv/bin/pytest *": "runs the tests"},
     ),
     Page(
         "guide.md",
@@ -60,10 +60,18 @@ PAGES = (
     Page(
         "pytorch.md",
         quick={"memplan rewrite *": SOON, "memplan validate *": ("--runs", "1")},
-        left_out={"memplan capture finetune.py*": "transformers is none of the tests' packages"},
+        left_out={
+            "memplan capture finetune.py*": "transformers is none of the tests' packages",
+            "import torch": "tests/ort/test_stay_in_pytorch.py",
+            "import memplan": "tests/ort/test_stay_in_pytorch.py",
+        },
     ),
-    Page("commands/analyze.md"),
-    Page("commands/capture.md", others=["pytorch.md"], shorter=TWO_LAYERS),
+    Page(
+        "commands/analyze.md",
+        given={"lstm.py": LSTM},
+        before={"memplan analyze lstm*": ["python lstm.py"]},
+    ),
+    Page("commands/capture.md", shorter=TWO_LAYERS),
     Page(
         "commands/check.md",
         others=["guide.md"],
@@ -76,6 +84,7 @@ PAGES = (
         left_out={
             "memplan check --base *": "needs a repository; tests/e2e has one",
             "memplan check --update train.py*": "needs PyTorch; tests/ort/test_python_steps.py",
+            '*models."step.onnx"*': "the lock, which other tests read and write",
         },
     ),
     Page(
@@ -96,20 +105,13 @@ PAGES = (
             "memplan rewrite * --plan *": (),
             "memplan rewrite *": SOON,
         },
-        left_out={"memplan rewrite gpt2_small*": LARGE},
     ),
     Page("commands/strategies.md"),
     Page("commands/sweep.md", quick={"memplan sweep *": ("--effort", "4")}),
     Page(
         "commands/validate.md",
         quick={"memplan validate *": ("--runs", "1")},
-        before={
-            "*": [f"{GPT} -o fits.onnx"],
-            "memplan validate sample_models/lstm*": [
-                "memplan rewrite sample_models/lstm.onnx --budget 80% --session default "
-                "-o anywhere.onnx"
-            ],
-        },
+        before={"*": [f"{GPT} -o fits.onnx"]},
     ),
     Page(
         "commands/plan-as.md",
@@ -128,7 +130,11 @@ PAGES = (
                 "python data.py",
             ]
         },
-        quick={"memplan run *": ("--steps", "20"), "memplan rewrite *": SOON},
+        quick={
+            "memplan run * --resume": ("--steps", "40"),
+            "memplan run *": ("--steps", "20"),
+            "memplan rewrite *": SOON,
+        },
     ),
 )
 
@@ -144,12 +150,18 @@ ALWAYS = (
 """Pages that every run of the tests follows; the rest takes minutes, and ``MEMPLAN_THOROUGH=1``."""
 
 ELSEWHERE = {
-    "ci.md": "tests/ort/test_python_steps.py and tests/unit/docs/test_action.py",
+    "any-gpu.md": "tests/ort/test_webgpu.py",
     "browser.md": "tests/e2e/test_browser_page.py",
+    "ci.md": "tests/unit/docs/test_action.py and tests/ort/test_pages.py",
     "commands/device.md": "what it prints is of the machine",
     "commands/lower.md": "tests/ort/test_pages.py",
     "gradients.md": "tests/ort/test_pages.py",
     "plan-for-absent-gpu.md": "tests/ort/test_pages.py",
-    "../sample_models/README.md": "tests/ort/test_samples.py makes all of them",
+    "reference.md": "tests/ort/test_pages.py and tests/unit/cli/test_command_line.py",
+    "training.md": "tests/unit/docs/test_training_page.py",
+    "../sample_models/README.md": "tests/ort/test_samples.py",
+    "../CONTRIBUTING.md": "runs the tests",
+    "../benchmarks/README.md": "takes hours, and tests/unit/benchmarks has parts",
+    "../tools/README.md": "takes hours, and tests/unit/tools has parts",
 }
-"""Other pages with commands: the test that runs them, or why none does."""
+"""Other pages with commands or code: the test that runs them and names the page, or why none."""

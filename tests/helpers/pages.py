@@ -23,11 +23,13 @@ DOCS = ROOT / "docs"
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
 _WORD = re.compile(r"[(']?([A-Za-z][a-z]*(?:-[a-z]+)*)[),.:;']*")
 _FILE = re.compile(r"`([\w.-]+\.(?:py|js|mjs|html))`")
-_LINKED = re.compile(r"\]\((examples/([\w.]+))\)")
+_LINKED = re.compile(r"\]\((?:\.\./)?(examples/([\w.]+))\)")
 
 
 SEARCHED = ("rewrite", "sweep")
 MEASURED = ("capture", "device", "profile", "run", "validate")
+
+INSTALLS = re.compile(r"python3? -m venv |(?:\.venv/bin/)?pip install ")
 
 Call = Callable[[list[str]], tuple[int, str]]
 """Runs a command's arguments: its exit code, and all that it prints."""
@@ -78,7 +80,7 @@ class Page:
         given: files that the page takes as given, or what makes them.
         before: commands to run before the first one that matches.
         quick: further arguments; of what is then printed, words are compared, not numbers.
-        left_out: why a command is not run.
+        left_out: why a command is not run, or what runs it; or of another block by its first line.
         shorter: texts of the page's files, and what makes them quicker.
         fails: exit codes.
 
@@ -109,10 +111,9 @@ def blocks(page: str) -> list[Block]:
 def files(page: str) -> dict[str, str]:
     """What the reader is told to write, or to take from ``docs/examples``, by name."""
     linked = _LINKED.findall((DOCS / page).read_text(encoding="utf-8"))
-    found = {name: (DOCS / path).read_text(encoding="utf-8") for path, name in linked}
-    return found | {
-        block.file: block.text for block in blocks(page) if block.language and block.file
-    }
+    found = {block.file: block.text for block in blocks(page) if block.language and block.file}
+    # What a page shows of an example is an excerpt.
+    return found | {name: (DOCS / path).read_text(encoding="utf-8") for path, name in linked}
 
 
 def commands(page: str) -> Iterator[tuple[str, str]]:
@@ -123,10 +124,12 @@ def commands(page: str) -> Iterator[tuple[str, str]]:
 
 def examples(page: str) -> Iterator[Example]:
     """The page's commands, but for synopses and for what installs memplan."""
-    found = blocks(page)
+    found, whole = blocks(page), (DOCS / page).read_text(encoding="utf-8")
     for number, block in enumerate(found):
         direct = found[number + 1] if number + 1 < len(found) else None
         behind = next((each for each in found[number + 1 :] if not each.language), None)
+        if behind is not None and "\n#" in whole[block.span[1] : behind.span[0]]:
+            behind = None  # of another section
         run: tuple[str, ...] = ()
         if block.is_command and not block.is_synopsis:
             run = tuple(_runnable(block.text))
@@ -140,10 +143,43 @@ def examples(page: str) -> Iterator[Example]:
 
 
 def _runnable(text: str) -> Iterator[str]:
-    for part in re.split(r"&&|\n", text):
-        line = part.strip().removeprefix(".venv/bin/").partition("  #")[0].strip()
+    for part in _parts(text):
+        line = part.removeprefix(".venv/bin/").partition("  #")[0].strip()
         if re.match(r"memplan |python \w+\.py", line):
             yield line
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in re.split(r"&&|\n", text) if part.strip()]
+
+
+def loose(page: str) -> Iterator[Block]:
+    """Blocks of the page that following it neither runs nor compares with what is printed.
+
+    These are left out: synopses at the head of a command's page, files that are written, code that
+    stands so in the repository, and drawings (``text``).
+    """
+    shown = {example.span for example in examples(page)}
+    for number, block in enumerate(blocks(page)):
+        if block.is_synopsis:
+            told = number == 0 and "commands/" in page
+        elif block.is_command:
+            run = len(list(_runnable(block.text)))
+            parts = _parts(block.text)
+            told = run + sum(map(bool, map(INSTALLS.match, parts))) == len(parts)
+        elif block.language == "python" and not block.file:
+            told = _quoted(block.text)
+        elif block.language and block.file:
+            told = block.text in files(page)[block.file]
+        else:
+            told = block.span in shown or block.language == "text"
+        if not told:
+            yield block
+
+
+def _quoted(text: str) -> bool:
+    places = (*(ROOT / "memplan").rglob("*.py"), *(DOCS / "examples").glob("*.py"))
+    return any(text in path.read_text(encoding="utf-8") for path in places)
 
 
 def play(page: Page, call: Call, quickly: bool = True) -> Iterator[tuple[Example, str, bool]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers.models import ROOT
+from helpers.pages import files
 from memplan_cli.main import main
 
 pytest.importorskip("torch")
@@ -36,9 +37,10 @@ def commands() -> Iterator[list[str]]:
 def test_from_a_model_to_a_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source, loop = (text for kind, text in BLOCK.findall(section()) if kind == "python")
+    _, loop = (text for kind, text in BLOCK.findall(section()) if kind == "python")
     # Two layers learn as four do, in half of the time.
-    (tmp_path / "model.py").write_text(source.replace("depth=4", "depth=2"))
+    source = files("pytorch.md")["model.py"].replace("depth=4", "depth=2")
+    (tmp_path / "model.py").write_text(source)
     monkeypatch.chdir(tmp_path)
     said = {}
     for command in commands():

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fnmatch
+import re
+import runpy
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +16,19 @@ import pytest
 from helpers.effort import THOROUGH
 from helpers.models import ROOT
 from helpers.page_list import ALWAYS, ELSEWHERE, PAGES
-from helpers.pages import DOCS, Page, agrees, commands, examples, files, follow, same_words
-from memplan import Trainer
+from helpers.pages import (
+    DOCS,
+    Page,
+    agrees,
+    blocks,
+    commands,
+    examples,
+    files,
+    follow,
+    loose,
+    same_words,
+)
+from memplan import GradOptions, Trainer, grad
 from memplan.errors import EXIT_INFEASIBLE
 from memplan_cli.main import main
 
@@ -60,11 +75,53 @@ def test_commands_of_a_page(
     follow(page, capsys)
 
 
-def test_every_page_with_commands_is_listed() -> None:
-    pages = [ROOT / "README.md", ROOT / "sample_models" / "README.md", *DOCS.rglob("*.md")]
-    with_commands = {path for path in pages if any(examples(str(path)))}
-    listed = {(DOCS / name).resolve() for name in (*(page.path for page in PAGES), *ELSEWHERE)}
-    assert with_commands == listed
+def test_every_command_and_block_of_a_page_is_run_or_named() -> None:
+    """A page that nothing follows is named, and so is what following a page leaves out."""
+    readmes = (ROOT / name / "README.md" for name in ("benchmarks", "sample_models", "tools"))
+    by_path = {(DOCS / page.path).resolve(): page for page in PAGES}
+    elsewhere = {(DOCS / name).resolve() for name in ELSEWHERE}
+    faults = []
+    for path in (*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *readmes):
+        text = path.read_text(encoding="utf-8")
+        followed = {line for example in examples(str(path)) for line in example.commands}
+        left = {block.text.splitlines()[0] for block in loose(str(path))}
+        if path in elsewhere:
+            faults += [] if left or followed else [f"{path}: listed, and has nothing to run"]
+        elif path in by_path or left or followed:
+            names = by_path[path].left_out if path in by_path else ()
+            needed = {glob for glob in names if fnmatch.filter(left | followed, glob)}
+            named = {line for glob in names for line in fnmatch.filter(left, glob)}
+            faults += [f"{path}: {line}" for line in (left - named) | (set(names) - needed)]
+            faults += [] if path in by_path else [f"{path}: not listed"]
+        faults += [f"{path}: no fence: {code}" for code in re.findall(r"\n\n    (\S.*)", text)]
+    assert faults == []
+
+
+def test_a_test_that_is_said_to_run_a_page_names_it() -> None:
+    for name, reason in ELSEWHERE.items():
+        for test in re.findall(r"tests/[\w/]+\.py", reason):
+            assert Path(name).name in (ROOT / test).read_text(encoding="utf-8"), f"{test}: {name}"
+    for reason in (why for page in PAGES for why in page.left_out.values()):
+        assert all((ROOT / test).exists() for test in re.findall(r"tests/[\w/]+\.py", reason))
+
+
+def test_a_block_that_nothing_runs_is_loose(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```\nmemplan strategies\n```\n\n```\ngreedy\n```\n\n```\nanother output\n```\n\n"
+        "```sh\nmemplan device\n```\n\n```python\nimport nothing\n```\n\n"
+        "```text\na --> b\n```\n\n```\nmemplan analyze MODEL\n```\n\n"
+        "```\npip install x && memplan strategies\npytest\n```\n\n"
+        "```\npip install x && memplan device\n```\n\n# Another\n\n```\nno output of it\n```\n"
+    )
+    assert [block.text.splitlines()[0] for block in loose(str(page))] == [
+        "another output",
+        "memplan device",
+        "import nothing",
+        "memplan analyze MODEL",
+        "pip install x && memplan strategies",
+        "no output of it",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -125,3 +182,49 @@ def test_plan_for_an_absent_gpu(
     assert "softmax_1/grad/Mul" in said[1].out.split("floor")[1]
     assert "below the floor" in said[3].err
     assert said[2].out.startswith("fits: ")
+
+
+def guide_step(layers: str = "* 6") -> None:
+    """The guide's classifier, and a training step of it, in the current folder."""
+    Path("forward.py").write_text(files("guide.md")["forward.py"].replace("* 6", layers))
+    runpy.run_path("forward.py", run_name="__main__")
+    options = GradOptions(loss="cross-entropy", logits="logits", optimizer="adamw")
+    grad("forward.onnx", options, Path("step.onnx"))
+
+
+def code_of(page: str) -> str:
+    """The only block of Python that is no file."""
+    (code,) = (b.text for b in blocks(page) if b.language == "python" and not b.file)
+    return code
+
+
+def test_what_a_test_of_a_peak_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    guide_step(layers="* 7")
+    scope: dict[str, Any] = {}
+    exec(compile(code_of("ci.md"), "ci.md", "exec"), scope)
+    with pytest.raises(AssertionError) as caught:
+        scope["test_the_step_fits"]()
+    (shown,) = (b.text for b in blocks("ci.md") if b.text.startswith("FAIL"))
+    assert agrees(shown, str(caught.value))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not THOROUGH, reason="minutes: MEMPLAN_THOROUGH=1")
+def test_the_python_of_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch: Any = pytest.importorskip("torch")
+    pytest.importorskip("onnxscript")
+    monkeypatch.chdir(tmp_path)
+    guide_step()
+    shutil.copy(ARTIFACTS / "training_model.onnx", tmp_path)
+    model = torch.nn.Linear(3, 2)
+    scope = {
+        "x": np.zeros((2048, 64), np.float32),
+        "labels": np.zeros(2048, np.int64),
+        "model": model,
+        "loss": torch.nn.MSELoss(),
+        "batch": (torch.ones(4, 3), torch.ones(4, 2)),
+        "optimizer": torch.optim.SGD(model.parameters(), 0.1),
+    }
+    exec(compile(code_of("reference.md"), "reference.md", "exec"), scope)
+    assert scope["found"].delta_bytes < 0

@@ -1,4 +1,4 @@
-"""Sample training graphs: ``memplan capture`` makes them, and they compute what PyTorch does."""
+"""``sample_models/README.md``: ``memplan capture`` makes them; they compute what PyTorch does."""
 
 from __future__ import annotations
 

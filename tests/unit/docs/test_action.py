@@ -1,4 +1,5 @@
-"""``action.yml`` and the hook: their steps are run as GitHub runs them, in a scratch repository."""
+"""``action.yml`` and the hook of docs/ci.md: their steps are run as GitHub runs them, in a scratch
+repository."""
 
 from __future__ import annotations
 

@@ -41,10 +41,8 @@ FOREIGN_OPTIONS = {"--dist", "--op", "--out", "--resolution", "--strict"}
 MADE_BY_READERS = {
     "forward.py",
     "train.py",
-    "model.py",
     "policy.py",
     "loop.py",
-    "finetune.py",
 }
 """Files that the documents tell the reader to write, or that come from elsewhere."""
 # Of Markdown; of references ("[name]: target"); of tags, as pictures for light and dark need them.

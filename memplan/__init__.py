@@ -20,18 +20,24 @@ if TYPE_CHECKING:
     from memplan.api.diff.diffing import diff
     from memplan.api.grad.check_outcome import GradientCheck, GradientsDifferError
     from memplan.api.grad.differentiate import grad, gradients
-    from memplan.api.grad.training_graph import GradOptions, TrainingGraph
-    from memplan.api.lower.lowered import LoweredGraph, LowerOptions, lower
-    from memplan.api.profiling import Profile, ProfileOptions, profile
-    from memplan.api.rewrite.goal import RewriteOptions
+    from memplan.api.grad.training_graph import TrainingGraph
+    from memplan.api.lower.lowered import LoweredGraph, lower
+    from memplan.api.profiling import Profile, profile
     from memplan.api.rewrite.rewrite_result import Rewrite
     from memplan.api.rewrite.rewriting import replay, rewrite
-    from memplan.api.sweep.request import SweepOptions
     from memplan.api.sweep.sweep_result import Sweep
     from memplan.api.sweep.sweeping import sweep
-    from memplan.api.validate.validating import ValidateOptions, validate
+    from memplan.api.validate.validating import validate
     from memplan.api.validate.validation import Validation
     from memplan.errors import MemplanError
+    from memplan.options import (
+        GradOptions,
+        LowerOptions,
+        ProfileOptions,
+        RewriteOptions,
+        SweepOptions,
+        ValidateOptions,
+    )
     from memplan.pytorch.solver_options import torch_solver
     from memplan.pytorch.torch_step import Ema, TorchStep
     from memplan.runtime.load_session import load, session_options
@@ -49,22 +55,22 @@ _HOME = {
     "Check": "memplan.api.capture.capture_check",
     "Diff": "memplan.api.diff.diff_result",
     "Ema": "memplan.pytorch.torch_step",
-    "GradOptions": "memplan.api.grad.training_graph",
+    "GradOptions": "memplan.options",
     "GradientCheck": "memplan.api.grad.check_outcome",
     "GradientsDifferError": "memplan.api.grad.check_outcome",
-    "LowerOptions": "memplan.api.lower.lowered",
+    "LowerOptions": "memplan.options",
     "LoweredGraph": "memplan.api.lower.lowered",
     "MemplanError": "memplan.errors",
     "Profile": "memplan.api.profiling",
-    "ProfileOptions": "memplan.api.profiling",
+    "ProfileOptions": "memplan.options",
     "Rewrite": "memplan.api.rewrite.rewrite_result",
-    "RewriteOptions": "memplan.api.rewrite.goal",
+    "RewriteOptions": "memplan.options",
     "Sweep": "memplan.api.sweep.sweep_result",
-    "SweepOptions": "memplan.api.sweep.request",
+    "SweepOptions": "memplan.options",
     "Trainer": "memplan.training.trainer",
     "TorchStep": "memplan.pytorch.torch_step",
     "TrainingGraph": "memplan.api.grad.training_graph",
-    "ValidateOptions": "memplan.api.validate.validating",
+    "ValidateOptions": "memplan.options",
     "Validation": "memplan.api.validate.validation",
     "analyze": "memplan.api.analysis",
     "assert_peak": "memplan.api.check.assert_peak",

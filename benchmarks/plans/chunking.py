@@ -141,8 +141,8 @@ def row(path: Path, run: bool, kind: str) -> Row:
 
 def measured_row(before: Path, after: Path) -> dict[str, object]:
     """Both files run, each in a process of its own."""
-    from memplan.api.validate.validate_options import ValidateOptions
     from memplan.api.validate.validating import validate
+    from memplan.options import ValidateOptions
 
     found = validate(before, after, ValidateOptions(plain=False))
     return {

@@ -1,7 +1,7 @@
 """The ``memplan`` command: what does a person type, and what comes back?
 
 Takes command lines. Gives text, JSON or files, and an exit code.
-One module per command, imported when it is called; :mod:`.shared_options` and :mod:`.command`
+One module per command, imported when it is called; :mod:`.options` and :mod:`.command`
 are what commands share.
 """
 

@@ -5,24 +5,15 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
+from memplan.options import RewriteOptions
 from memplan_cli.command import memplan_command
+from memplan_cli.options import OPTIONS, PATH, Report, bound, dim_option, options, report_options
 from memplan_cli.progress import waiting
-from memplan_cli.shared_options import (
-    PATH,
-    Report,
-    bound,
-    dim_option,
-    loss_option,
-    provider_option,
-    report_options,
-    session_option,
-    state_option,
-)
 
 if TYPE_CHECKING:
     from memplan.api.analysis import Analysis
@@ -39,10 +30,8 @@ _FEWEST_TENSORS = 5
 )
 @click.argument("model", type=PATH)
 @dim_option()
-@loss_option
-@session_option("How you will load the model: tuned (by memplan.load), or with default options.")
-@provider_option("The execution provider to analyze for.")
-@state_option
+@options(RewriteOptions, "session", "provider")
+@options(RewriteOptions, "loss", "state", heading=OPTIONS)
 @click.option(
     "--top",
     type=click.IntRange(min=0),
@@ -55,14 +44,12 @@ _FEWEST_TENSORS = 5
 @click.pass_context
 def command(
     ctx: click.Context,
+    /,
     model: Path,
     dims: tuple[str, ...],
-    loss: str | None,
-    session: str,
-    provider: str,
-    state: tuple[str, ...],
     top: int,
     report: Report,
+    **asked: Any,
 ) -> int:
     """Account for every byte of MODEL's peak, and say why each is still in memory.
 
@@ -73,9 +60,7 @@ def command(
 
     report.guard(model)
     with waiting(report, f"analyzing {model.name}"):
-        analysis = analyze(
-            model, bound(dims), session=session, provider=provider, loss=loss, state=state
-        )
+        analysis = analyze(model, bound(dims), **asked)
     if report.form == "json":
         report.emit_json(analysis.as_json())
     elif report.form == "text":

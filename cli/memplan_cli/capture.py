@@ -7,21 +7,17 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from memplan.errors import UsageError
+from memplan.options import GradOptions
 from memplan_cli.command import memplan_command
+from memplan_cli.options import Report, check_option, options, output_option, report_options
 from memplan_cli.progress import waiting
-from memplan_cli.shared_options import (
-    PATH,
-    Report,
-    dropout_option,
-    portable_option,
-    report_options,
-)
 from memplan_cli.standard_files import STDERR, STDOUT
 
 
@@ -31,9 +27,7 @@ from memplan_cli.standard_files import STDERR, STDOUT
     "memplan capture train.py:make_step -o step.onnx --dynamic batch",
 )
 @click.argument("target", metavar="FILE.py:FUNCTION")
-@click.option(
-    "-o", "--output", required=True, type=PATH, help="Write the training graph to this file."
-)
+@output_option("Write the training graph to this file.", required=True)
 @click.option(
     "--dynamic",
     multiple=True,
@@ -49,12 +43,9 @@ from memplan_cli.standard_files import STDERR, STDOUT
     help="Where the weights go: embed (into the file), copy (into OUTPUT.data beside it), or "
     "none; auto embeds up to 256 MiB and copies more.",
 )
-@click.option(
-    "--check/--no-check",
-    default=True,
-    show_default=True,
-    help="Run the step in PyTorch and in ONNX Runtime on the example batch, and compare loss, "
-    "gradients, buffers and two updates. If they differ, exit with code 1 and write nothing.",
+@check_option(
+    "Run the step in PyTorch and in ONNX Runtime on the example batch, and compare loss, "
+    "gradients, buffers and two updates."
 )
 @click.option(
     "--frozen",
@@ -62,11 +53,10 @@ from memplan_cli.standard_files import STDERR, STDOUT
     help="What frozen parameters become: constants, or inputs that you may change between steps.  "
     "[default: as in the step, else constants]",
 )
-@dropout_option
-@portable_option
+@options(GradOptions, "dropout", "portable")
 @report_options(output=None, format_help="Format of the report on stdout.")
 def command(
-    target: str, output: Path, dynamic: tuple[str, ...], report: Report, **options: Any
+    target: str, output: Path, dynamic: tuple[str, ...], report: Report, **asked: Any
 ) -> int:
     """Capture a PyTorch training step as an ONNX training graph.
 
@@ -74,6 +64,7 @@ def command(
     optionally, the optimizer. memplan runs this code.
     """
     from memplan.api.capture.capturing import capture
+    from memplan.report.tell.capture import tell_capture
 
     if str(output) == "-":
         raise UsageError("capture cannot write to stdout: weights may lie beside it", "name a file")
@@ -84,16 +75,9 @@ def command(
             dynamic=_dynamic(dynamic),
             force=report.force,
             progress=lambda what: show(f"capturing {target}: {what}"),
-            **options,
+            **asked,
         )
-    if report.form == "json":
-        report.emit_json(result.as_json())
-    elif report.quiet:
-        click.echo(str(output))
-    else:
-        from memplan.report.tell.capture import tell_capture
-
-        report.emit_text(tell_capture(result, report.in_full))
+    report.tell(result, str(output), partial(tell_capture, result))
     return 0
 
 

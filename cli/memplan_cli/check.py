@@ -12,25 +12,27 @@ import click
 from click.core import ParameterSource
 
 from memplan.errors import EXIT_FINDING, EXIT_OK, UsageError
+from memplan.options import RewriteOptions
 from memplan.report.check.formats import FORMATS, rendered
 from memplan_cli.command import memplan_command
 from memplan_cli.failures import tell
-from memplan_cli.progress import waiting
-from memplan_cli.shared_options import (
+from memplan_cli.options import (
     PATH,
+    Headed,
     Report,
     bound,
     dim_option,
     emit,
-    provider_option,
+    options,
     report_options,
-    session_option,
 )
+from memplan_cli.progress import waiting
 
 if TYPE_CHECKING:
     from memplan.api.check.checking import CheckResult
     from memplan.units import SizeSpec
 
+_RECORDED = "For --update and --base; models in the lock keep theirs unless given"
 # The first word of a line decides its colour.
 _COLORS = {
     "FAIL": "red",
@@ -63,22 +65,6 @@ _COLORS = {
     help="Write the current peaks of MODELs to the lock (without MODELs: of all in it).",
 )
 @click.option("--max-peak", metavar="SIZE", help="Also fail every model whose peak is above this.")
-@dim_option("With --update or --base: set the size of a symbolic dimension. Repeatable.")
-@session_option(
-    "With --update or --base: how you will load the models; those in the lock keep their setting "
-    "unless you give this."
-)
-@provider_option(
-    "With --update or --base: the execution provider; models in the lock keep theirs unless you "
-    "give this."
-)
-@click.option(
-    "--state",
-    type=click.Choice(["in-place", "apart"]),
-    help="With --update or --base: where steps with an optimizer write new weights, in-place as "
-    "memplan.Trainer does, or apart; models in the lock keep theirs unless you give this.  "
-    "[default: in-place]",
-)
 @click.option(
     "--base", metavar="REF", help="Also compare with the models at the merge-base of REF and HEAD."
 )
@@ -91,6 +77,16 @@ _COLORS = {
     multiple=True,
     metavar="FORMAT=FILE",
     help="Also write the result to a file in another format. Repeatable.",
+)
+@dim_option(heading=_RECORDED)
+@options(RewriteOptions, "session", "provider", heading=_RECORDED)
+@click.option(
+    "--state",
+    type=click.Choice(["in-place", "apart"]),
+    cls=Headed,
+    heading=_RECORDED,
+    help="Where steps with an optimizer write new weights: in-place, as memplan.Trainer does, or "
+    "apart.  [default: in-place]",
 )
 @report_options(*FORMATS)
 @click.pass_context

@@ -11,6 +11,7 @@ import click
 
 from memplan.errors import UsageError
 from memplan_cli.logs import logging_to_stderr
+from memplan_cli.options import OPTIONS, RARELY, SHARED
 
 # Of help texts, which are as wide as the terminal up to 100 columns.
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -59,6 +60,7 @@ GONE = {
     ("sweep", "--seed"): "--strategy 'search{seed=N}'",
     ("sweep", "--wrt"): _IN_PYTHON,
 }
+_LAST = {SHARED: 1, RARELY: 2}
 _UNBREAKABLE = str.maketrans("-", "\N{NON-BREAKING HYPHEN}")
 
 
@@ -83,20 +85,13 @@ class HelpContext(click.Context):
 
 
 class Command(click.Command):
-    """A command with ``examples`` below its help, and options that are ``rarely`` used above."""
+    """A command with ``examples`` below its help, and options by headings above."""
 
     context_class = HelpContext
 
-    def __init__(
-        self,
-        *args: Any,
-        examples: Sequence[str] = (),
-        rarely: Sequence[str] = (),
-        **settings: Any,
-    ) -> None:
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.examples = tuple(examples)
-        self.rarely = frozenset(rarely)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """The arguments; what is gone is told with what does it now."""
@@ -113,15 +108,16 @@ class Command(click.Command):
             return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The options, and below them those that are rarely used."""
-        sections: dict[str, list[tuple[str, str]]] = {"Options": [], "Rarely": []}
+        """The options by headings: its own first, those of all commands and the rare ones last."""
+        sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
-            if row := param.get_help_record(ctx):
-                sections["Options" if self.rarely.isdisjoint(param.opts) else "Rarely"].append(row)
-        for heading, rows in sections.items():
-            if rows:
-                with formatter.section(heading):
-                    formatter.write_dl(rows)
+            row = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if row:
+                other = SHARED if "--help" in param.opts else OPTIONS
+                sections.setdefault(getattr(param, "heading", other), []).append(row)
+        for heading in sorted(sections, key=lambda each: _LAST.get(each, 0)):
+            with formatter.section(heading):
+                formatter.write_dl(sections[heading])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The examples, each on a line of its own, to be copied."""
@@ -171,11 +167,6 @@ def _refuse_defaults() -> None:
         )
 
 
-def memplan_command(
-    name: str, *examples: str, rarely: Sequence[str] = ()
-) -> Callable[[Callable[..., Any]], click.Command]:
-    """Declares a command of the program; ``examples`` are command lines for its help, ``rarely``
-    are options that stand below the others."""
-    return click.command(
-        name, cls=Command, examples=examples, rarely=rarely, context_settings=SETTINGS
-    )
+def memplan_command(name: str, *examples: str) -> Callable[[Callable[..., Any]], click.Command]:
+    """Declares a command of the program; ``examples`` are command lines for its help."""
+    return click.command(name, cls=Command, examples=examples, context_settings=SETTINGS)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from memplan.options import ProfileOptions
 from memplan_cli.command import memplan_command
+from memplan_cli.options import Report, options, report_options
 from memplan_cli.progress import waiting
-from memplan_cli.shared_options import Report, provider_option, report_options
 
 
 @memplan_command("device", "memplan device", "memplan device --provider cuda --format json")
-@provider_option("Require this provider: exit with code 5 if it does not start.")
+@options(
+    ProfileOptions,
+    "provider",
+    help="Require this provider: exit with code 5 if it does not start.",
+)
 @report_options()
 def command(provider: str, report: Report) -> int:
     """Show the runtime, the GPU and the machine, and which execution providers start."""
@@ -24,5 +29,5 @@ def command(provider: str, report: Report) -> int:
     elif not report.quiet:
         from memplan.report.tell.device import tell_device
 
-        report.emit_text(tell_device(device))
+        report.emit(report.text_of(*tell_device(device).parts))
     return 0

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
+from memplan.options import RewriteOptions
 from memplan_cli.command import memplan_command
+from memplan_cli.options import OPTIONS, PATH, Report, bound, dim_option, options, report_options
 from memplan_cli.progress import waiting
-from memplan_cli.shared_options import (
-    PATH,
-    Report,
-    bound,
-    dim_option,
-    provider_option,
-    report_options,
-    session_option,
-    state_option,
-)
 
 
 @memplan_command(
@@ -35,19 +29,16 @@ from memplan_cli.shared_options import (
     metavar="NAME=SIZE",
     help="Set the size of a symbolic dimension in NEW only, to compare two sizes. Repeatable.",
 )
-@session_option("How you will load the models: tuned (by memplan.load), or with default options.")
-@provider_option("The execution provider to analyze for.")
-@state_option
+@options(RewriteOptions, "session", "provider")
+@options(RewriteOptions, "state", heading=OPTIONS)
 @report_options("text", "json", "html")
 def command(
     old: Path,
     new: Path,
     dims: tuple[str, ...],
     new_dims: tuple[str, ...],
-    session: str,
-    provider: str,
-    state: tuple[str, ...],
     report: Report,
+    **asked: Any,
 ) -> int:
     """Explain why NEW needs more or less memory than OLD, tensor by tensor.
 
@@ -56,32 +47,11 @@ def command(
     on growth, use 'memplan check'.
     """
     from memplan.api.diff.diffing import diff
+    from memplan.report.parts import Line
+    from memplan.report.tell.diff import headline, tell_diff
 
     report.guard(old, new)
     with waiting(report, f"comparing {old.name} and {new.name}"):
-        found = diff(
-            old,
-            new,
-            bound(dims),
-            new_dims=bound(new_dims),
-            session=session,
-            provider=provider,
-            state=state,
-        )
-    if report.form == "json":
-        report.emit_json(found.as_json())
-    elif report.form == "html":
-        from memplan.report.html.page import page
-        from memplan.report.tell.diff import tell_diff
-
-        report.emit(page(tell_diff(found, details=True)))
-    elif report.quiet:
-        from memplan.report.parts import Line
-        from memplan.report.tell.diff import headline
-
-        report.emit(report.text_of(Line(headline(found))))
-    else:
-        from memplan.report.tell.diff import tell_diff
-
-        report.emit_text(tell_diff(found, report.in_full))
+        found = diff(old, new, bound(dims), new_dims=bound(new_dims), **asked)
+    report.tell(found, Line(headline(found)), partial(tell_diff, found))
     return 0

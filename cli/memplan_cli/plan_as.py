@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from memplan_cli.command import memplan_command
-from memplan_cli.shared_options import PATH, Report, report_options
+from memplan_cli.options import PATH, Report, report_options
 
 SCHEMA = "memplan.policy/1"
 

@@ -16,7 +16,7 @@ import click
 
 from memplan.solver.cache import before_compiling
 from memplan.units import format_bytes, printable
-from memplan_cli.shared_options import Report
+from memplan_cli.options import Report
 
 _PATIENCE_SECONDS = 1.0
 Show = Callable[..., None]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from memplan.units import printable
 from memplan_cli.command import memplan_command
-from memplan_cli.shared_options import Report, report_options
+from memplan_cli.options import Report, report_options
 
 if TYPE_CHECKING:
     from memplan.solver.strategies.spec import Option

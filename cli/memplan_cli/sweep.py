@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from memplan.errors import UsageError
+from memplan.options import DEFAULT_EFFORT, DEFAULT_PLAN, SESSIONS, RewriteOptions, SweepOptions
 from memplan.providers import PROVIDERS
 from memplan_cli.command import memplan_command
+from memplan_cli.options import OPTIONS, PATH, Report, options, report_options, size_of_dim
 from memplan_cli.progress import points_progress
-from memplan_cli.rewrite import command as rewrite_command
-from memplan_cli.shared_options import (
-    PATH,
-    Report,
-    report_options,
-    size_of_dim,
-    time_limit_option,
-)
 
 if TYPE_CHECKING:
     from memplan.api.sweep.sweep_result import Sweep
-
-# Declared by 'rewrite', with the same meaning here.
-_AS_REWRITE = ("loss", "strategy", "chunk", "device")
-
-
-def _rewrite_options(function: Any) -> Any:
-    """The options of ``rewrite`` that say how one plan is made."""
-    shared = [option for option in rewrite_command.params if option.name in _AS_REWRITE]
-    function.__click_params__ = [*getattr(function, "__click_params__", []), *reversed(shared)]
-    return function
 
 
 def _words(known: tuple[str, ...]) -> Any:
@@ -50,7 +35,6 @@ def _words(known: tuple[str, ...]) -> Any:
     return parse
 
 
-# What the function does not name goes into SweepOptions or its plan, and is named for its field.
 @memplan_command(
     "sweep",
     "memplan sweep step.onnx --dim N=8,16,32 --budget 8GB,60%",
@@ -75,26 +59,14 @@ def _words(known: tuple[str, ...]) -> Any:
     metavar="SIZE",
     help="Find the largest size of a dimension that fits this budget, and its extra time.",
 )
-@click.option(
-    "--fit-dim",
-    metavar="NAME",
-    help="The dimension for --fit.  [default: the one that --dim leaves open]",
-)
-@click.option(
-    "--fit-step",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="With --fit: try only multiples of N.",
-)
+@options(SweepOptions, "fit_dim", "fit_step")
 @click.option(
     "--session",
     "sessions",
     default="tuned",
     show_default=True,
     metavar="KINDS",
-    callback=_words(("tuned", "default")),
+    callback=_words(SESSIONS),
     help="How you will load the results: tuned, default, or tuned,default for both.",
 )
 @click.option(
@@ -106,24 +78,22 @@ def _words(known: tuple[str, ...]) -> Any:
     callback=_words(tuple(PROVIDERS)),
     help=f"The execution providers to plan for, of {', '.join(PROVIDERS)}; cpu,cuda for two.",
 )
-@_rewrite_options
-@click.option(
-    "--effort",
+@options(RewriteOptions, "loss", "strategy", "chunk", "device", heading=OPTIONS)
+@options(
+    RewriteOptions,
+    "effort",
     type=click.IntRange(min=1),
-    default=50,
+    default=DEFAULT_EFFORT,
     show_default=True,
-    metavar="N",
     help="Rounds of each search; the plans are the same on every machine.",
 )
-@time_limit_option("Seconds for each plan, instead of --effort.")
-@click.option(
-    "--jobs",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="Rows to compute at once, each with a model in memory; 0 is one per core.",
+@options(
+    RewriteOptions,
+    "time_limit",
+    default=None,
+    help="Seconds for each plan, instead of --effort.",
 )
+@options(SweepOptions, "jobs")
 @report_options("text", "json", "csv", "html")
 def command(
     models: tuple[Path, ...],
@@ -133,7 +103,7 @@ def command(
     sessions: tuple[str, ...],
     providers: tuple[str, ...],
     report: Report,
-    **options: Any,
+    **asked: Any,
 ) -> int:
     """Plan MODELs for many sizes and budgets, in one table.
 
@@ -141,15 +111,14 @@ def command(
     its lower bound. A row that fails says why; the exit code is 0 unless all of them fail. No
     model is written.
     """
-    from memplan.api.sweep.request import DEFAULT_PLAN, SweepOptions
     from memplan.api.sweep.sweeping import sweep
 
     report.guard(*models)
-    if options["time_limit"] is not None:
-        options["effort"] = 0
-    given = {name: value for name, value in options.items() if value is not None}
+    if asked["time_limit"] is not None:
+        asked["effort"] = 0
+    given = {name: value for name, value in asked.items() if value is not None}
     own = {name: given.pop(name) for name in SweepOptions.__slots__ if name in given}
-    asked = SweepOptions(replace(DEFAULT_PLAN, **given), **own)
+    how = SweepOptions(replace(DEFAULT_PLAN, **given), **own)
     try:
         with points_progress(report) as progress:
             result = sweep(
@@ -159,7 +128,7 @@ def command(
                 sessions=sessions,
                 providers=providers,
                 fit=fit,
-                options=asked,
+                options=how,
                 progress=progress,
             )
     except KeyboardInterrupt as error:
@@ -194,23 +163,12 @@ def _sizes(dims: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
 
 
 def _tell(result: Sweep, report: Report) -> None:
-    if report.form == "json":
-        report.emit_json(result.as_json())
-    elif report.form == "csv":
+    from memplan.report.parts import Line
+    from memplan.report.tell.sweep import headline, tell_sweep
+
+    if report.form == "csv":
         from memplan.report.sweep_csv import sweep_csv
 
         report.emit(sweep_csv(result))
-    elif report.form == "html":
-        from memplan.report.html.page import page
-        from memplan.report.tell.sweep import tell_sweep
-
-        report.emit(page(tell_sweep(result)))
-    elif report.quiet:
-        from memplan.report.parts import Line
-        from memplan.report.tell.sweep import headline
-
-        report.emit(report.text_of(Line(headline(result))))
     else:
-        from memplan.report.tell.sweep import tell_sweep
-
-        report.emit_text(tell_sweep(result, report.in_full))
+        report.tell(result, Line(headline(result)), partial(tell_sweep, result))

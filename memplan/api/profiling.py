@@ -9,16 +9,16 @@ from pathlib import Path
 
 import onnx
 
-from memplan.api.rewrite_options import settle
 from memplan.api.source import Model, as_file, shown_path
 from memplan.api.summary import Rows, Summary
 from memplan.ops.cost import device_for
+from memplan.options import ProfileOptions
 from memplan.planning.costs import COSTS_SCHEMA, OpTime, by_operator, costs_text, total
 from memplan.proto.external import settle_links
 from memplan.proto.model_checks import require_device
 from memplan.proto.write import write_atomically, write_model
 from memplan.runtime.inputs import load_inputs, synthesize
-from memplan.runtime.measure import check_time_limit, saved_inputs
+from memplan.runtime.measure import saved_inputs
 from memplan.runtime.messages import RunRequest, RunTimes
 from memplan.runtime.times import device_name, medians, steady, time_nodes
 from memplan.shapes.prepare import PreparedModel
@@ -29,27 +29,6 @@ from memplan.units import counted
 
 SCHEMA = "memplan.profile/1"
 _INNER = "memplan.inner."
-
-
-@dataclass(frozen=True, slots=True)
-class ProfileOptions:
-    """How to profile: ``inputs`` is an .npz with one array per graph input; ``threads`` 0 leaves
-    their number to the runtime; ``time_limit`` is in seconds, for all runs together.
-
-    Raises:
-        UsageError: a number is out of range.
-    """
-
-    provider: str = "cpu"
-    runs: int = 5
-    inputs: Path | None = None
-    seed: int = 0
-    threads: int = 0
-    time_limit: float = 600.0
-
-    def __post_init__(self) -> None:
-        settle(self, {"runs": 1, "seed": 0, "threads": 0})
-        check_time_limit(self.time_limit)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

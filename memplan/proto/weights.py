@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from itertools import count
 from pathlib import Path
 from typing import IO
@@ -19,6 +18,7 @@ from typing import IO
 import onnx
 
 from memplan.errors import UsageError
+from memplan.options import Weights
 from memplan.proto.elements import tensor_bytes
 from memplan.proto.external import (
     data_files,
@@ -35,14 +35,6 @@ from memplan.units import format_bytes
 # Where the runtime can map a file's pages.
 _ALIGNMENT = 4096
 _CHUNK = 1 << 24
-
-
-class Weights(StrEnum):
-    """What to do with weights that lie in other files."""
-
-    AUTO = "auto"
-    REFERENCE = "reference"
-    COPY = "copy"
 
 
 @dataclass(frozen=True, slots=True)

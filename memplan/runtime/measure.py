@@ -6,7 +6,6 @@ survive anything that the runtime does.
 
 from __future__ import annotations
 
-import math
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memplan.errors import RuntimeUnavailableError, UsageError
+from memplan.errors import RuntimeUnavailableError
 from memplan.processes.child import ChildError, call
 from memplan.processes.scratch import scratch_folder
 from memplan.runtime.archive import save_arrays
@@ -24,16 +23,6 @@ from memplan.runtime.messages import Draw, Measurement, RunRequest
 from memplan.runtime.run_failures import explain
 
 Array = npt.NDArray[np.generic]
-
-
-def check_time_limit(seconds: float) -> None:
-    """Refuse what no run can be held to.
-
-    Raises:
-        UsageError: ``seconds`` is not a finite number above 0.
-    """
-    if not (seconds > 0 and math.isfinite(seconds)):
-        raise UsageError(f"a time limit of {seconds:g} s: it must be a finite number above 0")
 
 
 def measure(

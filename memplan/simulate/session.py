@@ -6,10 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from memplan.errors import UsageError
+from memplan.options import SESSIONS
 from memplan.providers import PROVIDERS
 from memplan.units import did_you_mean
-
-SESSIONS = ("tuned", "default")
 
 # Workspace of convolutions grows with the number of threads, up to 16 in ONNX Runtime 1.31.1.
 # Counting all 16 bounds every machine, and a plan does not depend on the one it was made on.

@@ -8,10 +8,10 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from memplan.api.rewrite_options import settle
 from memplan.api.state_modes import parse_state
 from memplan.errors import MemplanError, TrainingError, UsageError
 from memplan.ir.roles import SHARED
+from memplan.options import TrainOptions
 from memplan.processes.locks import kept
 from memplan.proto.paths import as_path
 from memplan.proto.write import check_output, followed, keep_apart
@@ -29,44 +29,6 @@ SCHEMA = "memplan.run/1"
 Progress = Callable[["StepReport", int, int | None], bool]
 """Is given a step's report, the number of steps and the predicted peak in bytes (None: unknown);
 its answer is whether to go on."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainOptions:
-    """What ``run`` is asked for; its options are named after these fields.
-
-    ``steps`` is the number of the last step, those of a resumed run among them. ``ready_batches``:
-    the first axis of ``data`` is that of whole batches. ``init`` may be ``random``; ``hyper`` and
-    ``state`` are ``NAME=VALUE`` and ``OUT=IN``. ``resume``: go on from ``checkpoint`` if it is
-    there. ``export_forward`` is ``forward`` with the trained values.
-    """
-
-    data: Path | None = None
-    ready_batches: bool = False
-    steps: int = 100
-    lr: float | None = None
-    hyper: tuple[str, ...] = ()
-    weights_file: Path | None = None
-    init: str | None = None
-    state: tuple[str, ...] = ()
-    provider: str = "auto"
-    threads: int = 0
-    seed: int = 0
-    shuffle: bool = True
-    log: Path | None = None
-    checkpoint: Path | None = None
-    checkpoint_every: int | None = None
-    resume: bool = False
-    export_forward: Path | None = None
-    forward: Path | None = None
-
-    def __post_init__(self) -> None:
-        settle(self, {"steps": 1, "threads": 0, "seed": 0, "checkpoint_every": 1})
-
-    @property
-    def outputs(self) -> tuple[Path | None, ...]:
-        """The files that a run writes."""
-        return self.checkpoint, self.log, self.export_forward
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy.typing as npt
 
-from memplan.api.rewrite_options import check_most
 from memplan.api.source import Model
 from memplan.errors import MemplanError, RuntimeUnavailableError, TrainingError, UsageError
 from memplan.ir.roles import FOUND_INF, LOSS_SCALE, Role
+from memplan.options import TrainOptions
 from memplan.processes.deferred import deferred_signals
 from memplan.proto.metadata import planned_for
 from memplan.proto.model_checks import require_device
@@ -99,7 +99,7 @@ class Trainer(TrainingState[int]):
         seed: int = 0,
         measure: bool = False,
     ) -> None:
-        check_most({"seed": seed, "threads": threads})
+        TrainOptions(seed=seed, threads=threads)  # within their bounds, or refused
         step = model if isinstance(model, StepFile) else read_step(model, dims, state)
         require_update(step)
         require_runtime()

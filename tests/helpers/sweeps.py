@@ -12,10 +12,10 @@ import onnx
 from helpers.training_steps import long_skips
 from memplan.api.sweep.fit import Fit, find_fit
 from memplan.api.sweep.point import Answer, Failure, Footprint, Planned, Task
-from memplan.api.sweep.request import DEFAULT_PLAN, SweepOptions
 from memplan.api.sweep.sweep_result import Sweep, SweepPoint
 from memplan.api.sweep.sweeping import sweep
 from memplan.errors import EXIT_INFEASIBLE
+from memplan.options import DEFAULT_PLAN, SweepOptions
 from memplan.units import SizeSpec, parse_size
 
 QUICK = {"strategy": "greedy", "passes": "none", "optimize": "none"}

@@ -18,9 +18,9 @@ from helpers.models import runnable_models
 from helpers.proofs import proof
 from helpers.random_graphs import models
 from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
-from memplan.api.validate.validate_options import ValidateOptions
 from memplan.api.validate.validating import validate
 from memplan.errors import UsageError
+from memplan.options import ValidateOptions
 from memplan.passes.change import facts_of
 from memplan.passes.chunk.chunk_state import State, chunked
 from memplan.passes.chunk.region import Growth, grow

@@ -16,9 +16,9 @@ from memplan.api.grad.differentiate import grad
 from memplan.api.grad.training_graph import GradOptions
 from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.rewriting import rewrite
-from memplan.api.validate.validate_options import ValidateOptions
 from memplan.api.validate.validating import validate
 from memplan.errors import RuntimeUnavailableError
+from memplan.options import ValidateOptions
 from memplan.runtime.cuda_device import start
 from memplan.training.trainer import Trainer
 from memplan.units import LOWEST, parse_size

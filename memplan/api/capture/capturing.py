@@ -14,9 +14,9 @@ from memplan.api.capture.capture_check import CaptureDiffersError, Check, Verdic
 from memplan.api.capture.capture_result import Capture
 from memplan.api.capture.captured_weights import MOST_EMBEDDED, WeightPlace, embed, write_captured
 from memplan.api.capture.kernel_support import kernel_notes, require_kernels
-from memplan.api.rewrite_options import refuses
 from memplan.autodiff.counter_dropouts import OPERATOR, CounterDropout, parse_dropout
 from memplan.errors import InvalidNodeError, MemplanError, UsageError
+from memplan.option_fields import refuses
 from memplan.proto.edit import copied
 from memplan.proto.paths import as_output
 from memplan.proto.weights import data_file

@@ -18,11 +18,11 @@ from typing import Any
 from memplan.api.check.peak import TOP_FAMILIES, Peak, TopTensors, tolerance_bytes
 from memplan.api.check.toml import Lines, parse_toml, toml_value
 from memplan.errors import LockError, UsageError
+from memplan.options import SESSIONS
 from memplan.proto.metadata import APART, IN_PLACE
 from memplan.proto.paths import MOST_TEXT, file_problem, read_bytes
 from memplan.proto.write import write_atomically
 from memplan.providers import PROVIDERS
-from memplan.simulate.session import SESSIONS
 from memplan.units import printable
 
 LOCK_VERSION = 1

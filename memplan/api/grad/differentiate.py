@@ -13,8 +13,7 @@ from memplan.api.grad.check_outcome import SKIPPED
 from memplan.api.grad.gradient_check import checked
 from memplan.api.grad.notes import notes_of
 from memplan.api.grad.step_contract import contract_of, state_contract
-from memplan.api.grad.training_graph import GONE, GradOptions, TrainingGraph, UpdateFile
-from memplan.api.rewrite_options import refuses
+from memplan.api.grad.training_graph import TrainingGraph, UpdateFile
 from memplan.api.source import Model, as_file, shown_path
 from memplan.autodiff.backward import GradientSink, Request, Seed, build_gradients
 from memplan.autodiff.counter_dropouts import from_counter, parse_dropout
@@ -32,6 +31,8 @@ from memplan.autodiff.stated_losses import add_loss
 from memplan.autodiff.statistics import Statistics, renew_statistics
 from memplan.errors import ModelError, UsageError
 from memplan.ir.roles import Role
+from memplan.option_fields import refuses
+from memplan.options import GONE_FROM_GRAD, GradOptions
 from memplan.proto.edit import copied, drop_named
 from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.proto.paths import as_output
@@ -43,7 +44,7 @@ from memplan.shapes.tensor_type import UNKNOWN, TensorType
 _LOG = logging.getLogger(__name__)
 
 
-@refuses(**GONE)
+@refuses(**GONE_FROM_GRAD)
 def gradients(
     model: onnx.ModelProto | Path | str,
     ys: str | Sequence[str],

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import onnx
 
-from memplan.api.grad.training_graph import GradOptions
 from memplan.autodiff.backward import GradientSink
 from memplan.autodiff.counter_dropouts import Counted
 from memplan.autodiff.optimizers.updates import Updates
 from memplan.autodiff.statistics import Statistics
+from memplan.options import GradOptions
 from memplan.units import counted
 
 _OWN_SLOTS = {

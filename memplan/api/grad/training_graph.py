@@ -9,55 +9,17 @@ from pathlib import Path
 import onnx
 
 from memplan.api.grad.check_outcome import GradientCheck
-from memplan.api.rewrite_options import refuses, settle
 from memplan.api.summary import Rows, Summary, attributes_json, phase_counts
 from memplan.autodiff.parameters import Candidates
 from memplan.autodiff.statistics import Statistics
 from memplan.ir.contract import Contract
 from memplan.ir.graph import Phase
-from memplan.proto.weights import NO_WEIGHTS, Placement, Weights
+from memplan.options import GradOptions
+from memplan.proto.weights import NO_WEIGHTS, Placement
 
 SCHEMA = "memplan.grad/1"
 NOTHING_STATED = Contract({}, {}, {})
 """Of a forward graph."""
-GONE = {
-    "checkpoints": "rewrite the training graph: RewriteOptions(budget, strategy='memory'), "
-    "'speed', 'collection' or 'list{names=a+b}'",
-    "scan_recompute": "rewrite the training graph: RewriteOptions(budget, scan_recompute=...)",
-}
-"""Keywords of earlier versions, and what does it now."""
-
-
-@refuses(**GONE)
-@dataclass(frozen=True, slots=True)
-class GradOptions:
-    """How to differentiate.
-
-    ``loss`` is a scalar tensor, or a kind of loss to build behind ``logits``, whose classes lie
-    along ``class_axis``. ``wrt`` are globs of tensor names; none: what looks trained. ``optimizer``
-    as in ``adamw{weight_decay=0.1}``; ``none``: gradients are outputs. ``own_update``: the
-    optimizer is a graph of its own, and the training graph gives gradients. ``loss_scale``:
-    ``none``, ``dynamic{init_scale=1024}`` or a number, see
-    :mod:`memplan.autodiff.optimizers.scaling`. ``weights``: see
-    :class:`memplan.proto.weights.Weights`. ``dropout``: ``operator`` or ``counter{seed=7}``, see
-    :mod:`memplan.autodiff.counter_dropouts`. ``portable``: gradients of max pools need no
-    ``Indices``, which WebGPU's pools have not.
-    """
-
-    loss: str
-    logits: str | None = None
-    class_axis: int | None = None
-    wrt: tuple[str, ...] = ()
-    optimizer: str = "none"
-    own_update: bool = False
-    loss_scale: str = "none"
-    forward_only: bool = False
-    weights: str = "auto"
-    dropout: str = "operator"
-    portable: bool = False
-
-    def __post_init__(self) -> None:
-        settle(self, choices={"weights": tuple(Weights)})
 
 
 @dataclass(frozen=True, slots=True)

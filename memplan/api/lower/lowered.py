@@ -10,7 +10,6 @@ import onnx
 
 from memplan.api.grad.check_outcome import GradientCheck
 from memplan.api.lower.lowering import lower_model
-from memplan.api.rewrite_options import refuses, settle
 from memplan.api.source import Model, as_file, shown_path
 from memplan.api.summary import Rows, Summary, attributes_json, phase_counts
 from memplan.autodiff.lowering.optimizer_model import optimizer_text, read_optimizer
@@ -18,32 +17,13 @@ from memplan.autodiff.lowering.ort_checkpoint import read_checkpoint
 from memplan.ir.contract import Contract
 from memplan.ir.graph import Phase
 from memplan.ir.roles import Role
+from memplan.options import LowerOptions
 from memplan.proto.paths import as_output, as_path
 from memplan.proto.read import read_model
-from memplan.proto.weights import NO_WEIGHTS, Placement, Weights, plan_weights, write_with_weights
+from memplan.proto.weights import NO_WEIGHTS, Placement, plan_weights, write_with_weights
 from memplan.proto.write import check_target
 
 SCHEMA = "memplan.lower/1"
-
-
-@refuses(accumulate="add up the gradients, outputs of the step, over the batches")
-@dataclass(frozen=True, slots=True)
-class LowerOptions:
-    """How to lower.
-
-    ``loss`` is the scalar output of the forward part, where it is not found or several outputs have
-    gradients. ``optimizer_model`` is a file of onnxruntime-training, folded into the step;
-    ``checkpoint`` is one that holds the values of parameters. ``weights``: see
-    :class:`memplan.proto.weights.Weights`.
-    """
-
-    loss: str | None = None
-    optimizer_model: Path | str | None = None
-    checkpoint: Path | str | None = None
-    weights: str = "auto"
-
-    def __post_init__(self) -> None:
-        settle(self, choices={"weights": tuple(Weights)})
 
 
 @dataclass(frozen=True, slots=True, repr=False)

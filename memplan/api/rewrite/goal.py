@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from memplan.api.analysis import Analysis
-from memplan.api.rewrite_options import refuses, settle
 from memplan.deadline import Deadline
 from memplan.errors import UsageError
 from memplan.ops.cost import DEVICES, Device, device_for
-from memplan.passes.chunk.asked import NONE as NO_CHUNKS
+from memplan.options import RewriteOptions
 from memplan.passes.chunk.asked import Asked, Room
 from memplan.passes.graph_pass import Pass
 from memplan.passes.manager import passes_for
@@ -20,84 +18,11 @@ from memplan.planning.forms.extend_graph import NO_KINDS
 from memplan.planning.forms.on_host import ON_HOST
 from memplan.planning.forms.packed_masks import PACKED
 from memplan.planning.selections import NO_SELECTORS, Selectors
-from memplan.proto.weights import NO_WEIGHTS, Placement, Weights
-from memplan.runtime.measure import check_time_limit
+from memplan.proto.weights import NO_WEIGHTS, Placement
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
 from memplan.solver.strategies.builtin import Search, parse_strategy
 from memplan.solver.strategy import Progress, Strategy
-from memplan.units import SizeSpec, parse_budget, parse_size
-
-_MOST_LIKELY_PERCENT = 100
-LEVELS = ("none", "extended")
-"""Of ONNX Runtime's optimizer, as far as plans are made for them."""
-PASSES = ("all", "none")
-
-
-GONE = {
-    "gap": "strategy='search{gap=0.5}'",
-    "host_link": "device='gh200', or another whose link is as fast",
-    "profile": "memplan.profile(model).save(path), and costs=path",
-    "seed": "strategy='search{seed=7}'",
-}
-"""Keywords of earlier versions, and what does it now."""
-
-
-@refuses(**GONE)
-@dataclass(frozen=True, slots=True)
-class RewriteOptions:
-    """How to rewrite. Sizes as in :mod:`memplan.units`; a percentage is of the peak before.
-
-    ``time_limit`` is in seconds, of everything up to the file (:class:`Goal`). ``keep`` and
-    ``recompute`` are selectors (:mod:`memplan.ir.matching`): ``MODULE :: OPERATOR``, or globs of
-    tensor or node names.
-    ``costs`` is a file of measured seconds. ``passes`` and ``wrt`` as in
-    :mod:`memplan.passes.manager`, ``scan_recompute`` in
-    :func:`memplan.api.rewrite.loop_storage.loops_policy`; ``weights`` in
-    :class:`memplan.proto.weights.Weights`, ``state`` in :mod:`memplan.api.state_modes`. ``budget``
-    may be ``min``: the lowest peak that is found, at the least extra time for it.
-
-    ``chunk``: what may go into chunks (:func:`memplan.passes.chunk.asked.parse_chunks`), whose
-    results may then differ in the last bits.
-
-    ``offload``: tensors may be copied to the host and back, on CUDA (experimental).
-
-    ``effort``: rounds of every search instead of seconds (0: seconds), so that the file is the same
-    on every machine.
-    """
-
-    budget: SizeSpec
-    reserve: SizeSpec = field(default_factory=lambda: SizeSpec("0", 0, None))
-    strategy: str = "auto"
-    session: str = "tuned"
-    provider: str = "cpu"
-    optimize: str = "extended"
-    time_limit: float = 30.0
-    effort: int = 0
-    keep: tuple[str, ...] = ()
-    recompute: tuple[str, ...] = ()
-    costs: Path | None = None
-    device: str | None = None
-    loss: str | None = None
-    passes: str = "all"
-    wrt: tuple[str, ...] = ()
-    scan_recompute: str = ""
-    weights: str = "auto"
-    state: tuple[str, ...] = ()
-    chunk: str = NO_CHUNKS
-    offload: bool = False
-
-    def __post_init__(self) -> None:
-        settle(
-            self,
-            {"effort": 0},
-            {"optimize": LEVELS, "passes": PASSES, "weights": tuple(Weights)},
-        )
-        if self.wrt and self.passes == "none":
-            raise UsageError(
-                "--wrt requires --passes all", "leave --passes out, or use 'memplan grad --wrt'"
-            )
-        check_time_limit(self.time_limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,32 +118,6 @@ class Goal:
         """So many seconds for chunks and all that comes of them."""
         each = (_MAKING + _CLOSING) * self.opening_seconds
         return Room(Deadline(seconds, self.deadline.clock), each)
-
-
-def given_options(budget: object) -> RewriteOptions:
-    """Options from what a caller gave for a budget.
-
-    Raises:
-        UsageError: it is not a size, or a bare number that looks like a percentage.
-    """
-    if isinstance(budget, RewriteOptions):
-        return replace(budget, budget=_size(budget.budget), reserve=_size(budget.reserve))
-    return RewriteOptions(_size(budget))
-
-
-def _size(given: object) -> SizeSpec:
-    if isinstance(given, SizeSpec):
-        return given
-    if isinstance(given, int) and not isinstance(given, bool):
-        if 0 < given <= _MOST_LIKELY_PERCENT:
-            raise UsageError(f"a budget of {given} is {given} bytes", f"did you mean '{given}%'?")
-        return parse_size(str(given))
-    if not isinstance(given, str):
-        raise UsageError(
-            f"a budget is a size, not {type(given).__name__}",
-            "write '4GB', '60%' of the peak before, or a whole number of bytes",
-        )
-    return parse_budget(given)
 
 
 def strategy_for(options: RewriteOptions) -> Strategy:

@@ -14,11 +14,12 @@ from memplan.api.analysis import ACCOUNTING_VERSION
 from memplan.api.rewrite.candidates import Candidate, chunk_cost, pinned_chunks, variants
 from memplan.api.rewrite.cheapest import Planned
 from memplan.api.rewrite.finish import Proved, finished
-from memplan.api.rewrite.goal import Goal, RewriteOptions, Source
+from memplan.api.rewrite.goal import Goal, Source
 from memplan.api.rewrite.loop_storage import loops_again, with_loops
 from memplan.api.rewrite.plan_record import recorded_plan, versions
 from memplan.api.rewrite.replay_check import Recorded, recorded_worth, require_as_found
 from memplan.errors import EXIT_BUG, InfeasibleError, MemplanError, PlanError, UsageError
+from memplan.options import RewriteOptions
 from memplan.passes.chunk.asked import NAME as CHUNK
 from memplan.passes.chunk.chunk_replay import ChunkReplay
 from memplan.passes.graph_pass import Pass

@@ -11,7 +11,6 @@ from memplan.api.analysis import Analysis
 from memplan.api.floor_sentence import FloorReport, floor_report
 from memplan.api.rewrite.candidates import chunk_step
 from memplan.api.rewrite.cheapest import with_chunks
-from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.loop_storage import LoopStep, PairChange
 from memplan.api.rewrite.offload_rewrite import OffloadReport
 from memplan.api.rewrite.replay_check import Recorded
@@ -21,6 +20,7 @@ from memplan.api.summary import Rows, Summary
 from memplan.api.versions import runtime_json
 from memplan.equivalence.prove import Equivalence
 from memplan.ir.graph import Graph
+from memplan.options import RewriteOptions
 from memplan.passes import manager as free
 from memplan.passes.chunk.asked import NONE as NO_CHUNKS
 from memplan.planning.costs import NodeCosts

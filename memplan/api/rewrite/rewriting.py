@@ -29,12 +29,10 @@ from memplan.api.python_step import as_sizes
 from memplan.api.rewrite.finish import Proved, graph_of, proved_plan
 from memplan.api.rewrite.goal import (
     Goal,
-    RewriteOptions,
     Source,
     budget_bytes,
     check_offload,
     forms_for,
-    given_options,
     node_costs,
     strategy_for,
 )
@@ -45,12 +43,13 @@ from memplan.api.rewrite.replay_check import Recorded
 from memplan.api.rewrite.replaying import options_of, replayed
 from memplan.api.rewrite.rewrite_notes import rewrite_notes
 from memplan.api.rewrite.rewrite_result import ClockSeconds, Rewrite, default_output
-from memplan.api.rewrite_options import refuses
 from memplan.api.source import Model, as_file, shown_path
 from memplan.api.state_modes import as_recorded, confirmed
 from memplan.deadline import Deadline, now
 from memplan.errors import InfeasibleError, RuntimeUnavailableError, UsageError
 from memplan.ops.float_types import unsupported_kernels, unsupported_notes
+from memplan.option_fields import refuses
+from memplan.options import RewriteOptions, given_options
 from memplan.passes.chunk.asked import NONE as NO_CHUNKS
 from memplan.passes.chunk.asked import parse_chunks
 from memplan.passes.order import in_state_order

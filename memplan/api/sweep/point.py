@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.sweep.request import Dims
 from memplan.errors import EXIT_INFEASIBLE
+from memplan.options import RewriteOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
-from memplan.api.rewrite.goal import RewriteOptions, given_options, strategy_for
-from memplan.api.rewrite_options import refuses, settle
+from memplan.api.rewrite.goal import strategy_for
 from memplan.errors import UsageError
+from memplan.options import RewriteOptions, given_options
 from memplan.solver.strategies.builtin import Search
 from memplan.units import SizeSpec
 
@@ -17,53 +17,23 @@ Dims = tuple[tuple[str, int], ...]
 """Dimensions bound to sizes, in the order in which they were given."""
 
 
-DEFAULT_EFFORT = 50
-"""Rounds of each search: some seconds for a graph of a thousand nodes."""
-DEFAULT_PLAN = RewriteOptions(SizeSpec("100%", 1, None), effort=DEFAULT_EFFORT)
-"""How a point is planned unless told otherwise."""
+def plan_for(
+    options: RewriteOptions, budget: SizeSpec, session: str, provider: str
+) -> RewriteOptions:
+    """How ``rewrite`` is asked for one point.
 
+    Of strategies other than the search, which have no rounds, none is stopped by the clock either.
 
-@refuses(
-    address="memplan.sweep(...) inside joblib.parallel_config(backend='dask')",
-    backend="memplan.sweep(...) inside joblib.parallel_config(backend='dask')",
-    resume="leave it out: every point is computed; give fewer models, sizes or budgets to a call",
-)
-@dataclass(frozen=True, slots=True)
-class SweepOptions:
-    """How to plan, and how much at once.
-
-    ``plan`` is how ``rewrite`` is asked for every point; budget, session and provider are those of
-    the point. Its ``effort`` is in rounds: the same plans on every machine; with 0, ``time_limit``
-    stops every plan by the clock. ``fit_dim`` is the dimension whose largest value is asked for, in
-    multiples of ``fit_step``. ``jobs``: points at a time on this machine, each of which holds a
-    model (0: one per core).
+    Raises:
+        UsageError: there is no such strategy.
     """
-
-    plan: RewriteOptions = DEFAULT_PLAN
-    fit_dim: str | None = None
-    fit_step: int = 1
-    jobs: int = 0
-
-    def __post_init__(self) -> None:
-        settle(self, {"fit_step": 1, "jobs": 0})
-        object.__setattr__(self, "plan", given_options(self.plan))
-
-    def plan_for(self, budget: SizeSpec, session: str, provider: str) -> RewriteOptions:
-        """How ``rewrite`` is asked for one point.
-
-        Of strategies other than the search, which have no rounds, none is stopped by the clock
-        either.
-
-        Raises:
-            UsageError: there is no such strategy.
-        """
-        options = replace(self.plan, budget=budget, session=session, provider=provider)
-        if not options.effort:
-            return options
-        strategy = strategy_for(replace(options, effort=0))
-        if not isinstance(strategy, Search):
-            return options
-        return replace(options, effort=strategy.iterations or options.effort)
+    options = replace(options, budget=budget, session=session, provider=provider)
+    if not options.effort:
+        return options
+    strategy = strategy_for(replace(options, effort=0))
+    if not isinstance(strategy, Search):
+        return options
+    return replace(options, effort=strategy.iterations or options.effort)
 
 
 def given_sizes(dims: Mapping[str, Sizes]) -> dict[str, tuple[int, ...]]:

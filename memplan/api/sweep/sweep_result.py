@@ -11,9 +11,9 @@ from memplan.api.analysis import ACCOUNTING_VERSION
 from memplan.api.summary import Rows, Summary
 from memplan.api.sweep.fit import Fit, failure_json, in_words
 from memplan.api.sweep.point import Failure, Footprint, Planned
-from memplan.api.sweep.request import SweepOptions
 from memplan.api.versions import runtime_json
 from memplan.errors import EXIT_BUG, InfeasibleError, MemplanError
+from memplan.options import SweepOptions
 from memplan.units import SizeSpec, counted
 
 SCHEMA = "memplan.sweep/1"

@@ -14,17 +14,17 @@ from memplan.api.source import Model, as_file, shown_path
 from memplan.api.sweep.fit import Fit, find_fit
 from memplan.api.sweep.point import Answer, Failure, Footprint, Planned, Task
 from memplan.api.sweep.request import (
-    DEFAULT_PLAN,
     Sizes,
-    SweepOptions,
     fit_budget,
     given_budget,
     given_sizes,
     grid,
+    plan_for,
 )
 from memplan.api.sweep.solve import solve
 from memplan.api.sweep.sweep_result import Sweep, SweepPoint
 from memplan.errors import EXIT_ENVIRONMENT, MemplanError, UsageError
+from memplan.options import SweepOptions
 from memplan.processes.parallel import answers
 from memplan.proto.read import read_model
 from memplan.shapes.dims import symbolic_dims
@@ -79,7 +79,7 @@ def sweep(
     kinds = tuple(product(dict.fromkeys(sessions), dict.fromkeys(providers)))
     for session, provider in kinds:  # what cannot be is refused before any work
         session_kind(session, provider)
-        options.plan_for(DEFAULT_PLAN.budget, session, provider)
+        plan_for(options.plan, options.plan.budget, session, provider)
     alone = isinstance(models, str | PathLike | onnx.ModelProto)
     every: tuple[Model, ...] = (models,) if alone else tuple(models)  # type: ignore[arg-type,assignment]
     if not every:
@@ -136,7 +136,7 @@ class _Table:
         """The question for a plan; without a budget the one for what the model takes as it is."""
         if budget is None:
             return task
-        return replace(task, plan=self.options.plan_for(budget, task.session, task.provider))
+        return replace(task, plan=plan_for(self.options.plan, budget, task.session, task.provider))
 
     def _ask(self, tasks: Sequence[Task], budget: SizeSpec | None) -> list[Answer]:
         return self.answers.ask([self._planning(task, budget) for task in tasks])

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from memplan.api.state_modes import bindings
 from memplan.api.validate.same_interface import without_inputs
-from memplan.api.validate.validate_options import ValidateOptions
 from memplan.errors import NodeFailedError, UsageError
 from memplan.ir.graph import Graph
+from memplan.options import ValidateOptions
 from memplan.processes.scratch import scratch_folder
 from memplan.runtime.archive import save_arrays
 from memplan.runtime.compare_outputs import Comparison, compare_outputs

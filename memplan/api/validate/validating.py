@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memplan.api.open_step import open_step
-from memplan.api.rewrite.goal import LEVELS
 from memplan.api.source import Model, as_file
 from memplan.api.state_modes import bindings, like_state
 from memplan.api.validate.bench import Bench, Progress, Ran, opened_bench, unrun_draws
@@ -35,7 +34,6 @@ from memplan.api.validate.same_interface import (
     removed_notes,
     swapped,
 )
-from memplan.api.validate.validate_options import ValidateOptions
 from memplan.api.validate.validation import Finding, Run, Validation
 from memplan.api.versions import recorded_version_notes, version_notes
 from memplan.equivalence.prove import Equivalence
@@ -47,6 +45,7 @@ from memplan.ops.sharp_edges import (
     sharp_edges,
     wrong_optimizers,
 )
+from memplan.options import LEVELS, ValidateOptions
 from memplan.planning.plain.as_loaded import as_loaded, changes_at_load
 from memplan.proto.external import settle_links
 from memplan.proto.metadata import BOUND_DIMS, get_metadata

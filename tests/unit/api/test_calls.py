@@ -75,7 +75,7 @@ WRONG: list[tuple[Callable[[Path], object], str]] = [
     (lambda f: memplan.profile(f, memplan.ProfileOptions(provider="cpx")), "did you mean 'cpu'"),
     (
         lambda f: memplan.validate(f, f, memplan.ValidateOptions(provider="rocm")),
-        "providers: cpu, cuda",
+        "expected one of: auto, cpu, cuda",
     ),
     (lambda f: memplan.RewriteOptions("60%", optimize="extendet"), "did you mean 'extended'"),
     (lambda f: memplan.RewriteOptions("60%", weights="copies"), "did you mean 'copy'"),

@@ -21,7 +21,7 @@ from helpers.training_steps import long_skips
 from memplan.solver.cache import before_compiling
 from memplan_cli import progress
 from memplan_cli.main import main
-from memplan_cli.shared_options import Report
+from memplan_cli.options import Report
 
 FORWARD = """
 g (float[8,4] x, float[4,4] w) => (float loss)

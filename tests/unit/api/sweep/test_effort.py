@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from memplan.api.rewrite.goal import RewriteOptions, strategy_for
-from memplan.api.sweep.request import DEFAULT_EFFORT, DEFAULT_PLAN, SweepOptions
+from memplan.api.rewrite.goal import strategy_for
+from memplan.api.sweep.request import plan_for
 from memplan.errors import UsageError
+from memplan.options import DEFAULT_EFFORT, DEFAULT_PLAN, RewriteOptions
 from memplan.solver.strategies.builtin import Search
 from memplan.units import parse_size
 
@@ -18,7 +19,7 @@ BUDGET = parse_size("60%")
 def planned_by(**fields: object) -> RewriteOptions:
     """How a point is planned."""
     plan = RewriteOptions(BUDGET, **fields)  # type: ignore[arg-type]
-    return SweepOptions(plan).plan_for(BUDGET, "tuned", "cpu")
+    return plan_for(plan, BUDGET, "tuned", "cpu")
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,6 @@ def test_an_unknown_strategy_is_wrong_use() -> None:
 
 def test_a_sweep_hands_its_options_on() -> None:
     plan = replace(DEFAULT_PLAN, keep=("a*",), optimize="none", loss="l", reserve=parse_size("1MB"))
-    options = SweepOptions(plan).plan_for(BUDGET, "default", "cuda")
+    options = plan_for(plan, BUDGET, "default", "cuda")
     assert options == replace(plan, budget=BUDGET, session="default", provider="cuda")
     assert options.effort == DEFAULT_EFFORT

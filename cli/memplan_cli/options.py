@@ -1,4 +1,5 @@
-"""Options that several commands share, each declared once, and where results go."""
+"""Click's options made of those of :mod:`memplan.options`, those that only commands have, and where
+results go."""
 
 from __future__ import annotations
 
@@ -7,15 +8,15 @@ import math
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
 from memplan.errors import UsageError
-from memplan.providers import PROVIDERS
+from memplan.option_fields import Declared, declared
 
 if TYPE_CHECKING:
     from memplan.report.parts import Part
@@ -26,84 +27,101 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 # Up to 18 digits: what fits into the 64 bits of an ONNX dimension.
 _SIZE = re.compile(r"[0-9]{1,18}")
 PATH = click.Path(path_type=Path)
+OPTIONS, SHARED, RARELY = "Options", "In all commands", "Rarely"
+"""Headings of the help: the first, and the last two."""
+
+
+class Headed(click.Option):
+    """An option that stands under a heading of the help."""
+
+    def __init__(self, *args: Any, heading: str = OPTIONS, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.heading = heading
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """What follows the help in brackets: not the range, which a message says if need be."""
+        extra = super().get_help_extra(ctx)
+        extra.pop("range", None)
+        return extra
+
+
+def options(kind: type, *names: str, **settings: Any) -> Callable[[Function], Function]:
+    """The options that the fields of a dataclass declare, those of ``names`` or all, in order.
+
+    ``settings`` are click's, and ``heading`` that of the help; what is declared is for the rest.
+    """
+    found = declared(kind)
+
+    def decorate(function: Function) -> Function:
+        for name in reversed(names or tuple(found)):
+            made = {**_settings(found[name]), **settings}
+            function = click.option(_flags(found[name]), cls=Headed, **made)(function)
+        return function
+
+    return decorate
+
+
+def _flags(found: Declared) -> str:
+    name = found.name.replace("_", "-")
+    return f"--{name}/--no-{name}" if found.default is True else f"--{name}"
+
+
+def _settings(found: Declared) -> dict[str, Any]:
+    said, many = found.option, tuple[str, ...] in found.kinds
+    whole, number = int in found.kinds, float in found.kinds
+    default = None if found.default is MISSING else found.default
+    if not isinstance(default, str | int | float | tuple | None):
+        default = None  # of a size: left out
+    settings: dict[str, Any] = {
+        "default": default,
+        "show_default": bool(default or whole) and not said.unset,
+        "required": found.default is MISSING,
+        "multiple": many,
+        "metavar": said.metavar or ("N" if whole else "X" if number else None),
+        "help": said.help
+        + (" Repeatable." if many else "")
+        + (f"  [default: {said.unset}]" if said.unset else ""),
+        "heading": RARELY if said.rarely else OPTIONS,
+        "shell_complete": _COMPLETED.get(found.name),
+    }
+    if said.choices:
+        settings["type"] = click.Choice(said.choices)
+    elif whole:
+        settings["type"] = click.IntRange(min=said.least)
+    elif number:
+        settings["type"] = click.FloatRange(min=said.above, min_open=said.above is not None)
+        settings["callback"] = finite
+    elif Path in found.kinds:
+        settings["type"] = PATH
+    elif bool in found.kinds:
+        settings["is_flag"] = True
+    return settings
 
 
 def dim_option(
-    help: str = "Set the size of a symbolic dimension. Repeatable.",
+    help: str = "Set the size of a symbolic dimension. Repeatable.", heading: str = OPTIONS
 ) -> Callable[[Function], Function]:
     """``--dim NAME=SIZE``, as ``dims``."""
-    return click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help=help)
-
-
-def loss_option(function: Function) -> Function:
-    """``--loss`` of a graph that has one."""
-    help = "The output that is the loss, if memplan picks the wrong one."
-    return click.option("--loss", metavar="NAME", help=help)(function)
-
-
-def state_option(function: Function) -> Function:
-    """``--state``, as ``state``."""
     return click.option(
-        "--state",
+        "--dim",
+        "dims",
+        cls=Headed,
+        heading=heading,
         multiple=True,
-        metavar="HOW",
-        help="Where the step writes new weights and moments: in-place (over the old ones, as "
-        "memplan.Trainer does), apart (in memory of their own), or OUT=IN to pair an output with "
-        "an input. Repeatable.  [default: in-place for steps with an optimizer by capture or grad; "
-        "others as the file says, else apart]",
-    )(function)
-
-
-def dropout_option(function: Function) -> Function:
-    """``--dropout``, of commands that make a training step."""
-    return click.option(
-        "--dropout",
-        default="operator",
-        show_default=True,
-        metavar="SOURCE",
-        help="How dropout masks are made: operator (the runtime draws them) or counter (computed "
-        "from the step number, so that they can be recomputed; a seed as in counter{seed=7}).",
-    )(function)
-
-
-def portable_option(function: Function) -> Function:
-    """``--portable``, of commands that make a training step."""
-    return click.option(
-        "--portable",
-        is_flag=True,
-        help="Write max pools and LogSoftmax by operators that WebGPU runs (docs/any-gpu.md).",
-    )(function)
-
-
-def session_option(help: str) -> Callable[[Function], Function]:
-    """``--session``."""
-    kinds = click.Choice(["tuned", "default"])
-    return click.option("--session", type=kinds, default="tuned", show_default=True, help=help)
-
-
-def provider_option(help: str, auto: bool = False) -> Callable[[Function], Function]:
-    """``--provider``; with ``auto`` it may be left to the machine."""
-    providers = [*(["auto"] if auto else []), *PROVIDERS]
-    return click.option(
-        "--provider",
-        type=click.Choice(providers),
-        default=providers[0],
-        show_default=True,
+        metavar="NAME=SIZE",
         help=help,
     )
 
 
-def time_limit_option(help: str, default: float | None = None) -> Callable[[Function], Function]:
-    """``--time-limit`` in seconds, as ``time_limit``."""
-    return click.option(
-        "--time-limit",
-        type=click.FloatRange(min=0, min_open=True),
-        callback=finite,
-        default=default,
-        show_default=True,
-        metavar="S",
-        help=help,
-    )
+def output_option(help: str, **settings: Any) -> Callable[[Function], Function]:
+    """``-o``, of commands that write a file beside their report."""
+    return click.option("-o", "--output", type=PATH, help=help, **settings)
+
+
+def check_option(help: str) -> Callable[[Function], Function]:
+    """``--check``, of commands that make a training step."""
+    help += " If they differ, exit with code 1 and write nothing."
+    return click.option("--check/--no-check", default=True, show_default=True, help=help)
 
 
 def strategy_names(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
@@ -121,6 +139,9 @@ def optimizer_names(ctx: click.Context, parameter: click.Parameter, typed: str) 
     return [name for name in ("none", *KINDS) if name.startswith(typed)]
 
 
+_COMPLETED = {"strategy": strategy_names, "optimizer": optimizer_names}
+
+
 def finite(ctx: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
     """The callback of an option whose number, if it is given, has an end.
 
@@ -130,18 +151,6 @@ def finite(ctx: click.Context, parameter: click.Parameter, value: float | None) 
     if value is not None and not math.isfinite(value):
         raise click.BadParameter(f"{value} is not a finite number.", ctx, parameter)
     return value
-
-
-def weights_option(function: Function) -> Function:
-    """``--weights``."""
-    return click.option(
-        "--weights",
-        type=click.Choice(["auto", "reference", "copy"]),
-        default="auto",
-        show_default=True,
-        help="What to do with weights in other files: reference them, or copy them beside the "
-        "output; auto references them where ONNX allows it.",
-    )(function)
 
 
 def refuse_copy(to_stdout: bool, weights: str) -> None:
@@ -154,47 +163,11 @@ def refuse_copy(to_stdout: bool, weights: str) -> None:
         raise UsageError("--weights copy: nothing lies beside stdout", "name a file with -o")
 
 
-def measuring_options(runs_help: str) -> Callable[[Function], Function]:
-    """``--runs``, ``--inputs``, ``--seed``, ``--threads``: how a model is run to measure it."""
+class Answer(Protocol):
+    """What a command tells."""
 
-    def decorate(function: Function) -> Function:
-        for option in reversed(
-            (
-                click.option(
-                    "--runs",
-                    type=click.IntRange(min=1),
-                    metavar="N",
-                    default=5,
-                    show_default=True,
-                    help=runs_help,
-                ),
-                click.option(
-                    "--inputs",
-                    type=PATH,
-                    help="Read the inputs from this .npz file.  [default: generated inputs]",
-                ),
-                click.option(
-                    "--seed",
-                    type=int,
-                    metavar="N",
-                    default=0,
-                    show_default=True,
-                    help="Seed for generated inputs.",
-                ),
-                click.option(
-                    "--threads",
-                    type=click.IntRange(min=0),
-                    metavar="N",
-                    default=0,
-                    show_default=True,
-                    help="Threads per operator; 0 lets the runtime choose.",
-                ),
-            )
-        ):
-            function = option(function)
-        return function
-
-    return decorate
+    def as_json(self) -> dict[str, object]:
+        """As JSON has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +219,24 @@ class Report:
         content = render(parts, details=self.in_full)
         return show(content, color=self.color, stdout=self.to_stdout)
 
-    def emit_text(self, told: Told) -> None:
-        """Write a report as text."""
-        self.emit(self.text_of(*told.parts))
+    def tell(self, answer: Answer, quiet: str | Part, told: Callable[[bool], Told]) -> None:
+        """Write an answer in the format that was asked for.
+
+        Args:
+            answer: it.
+            quiet: all of it that is told with ``-q``.
+            told: makes the report of it; True: with nothing left out.
+        """
+        if self.form == "json":
+            self.emit_json(answer.as_json())
+        elif self.form == "html":
+            from memplan.report.html.page import page
+
+            self.emit(page(told(True)))
+        elif self.quiet:
+            self.emit(f"{quiet}\n" if isinstance(quiet, str) else self.text_of(quiet))
+        else:
+            self.emit(self.text_of(*told(self.in_full).parts))
 
 
 def report_options(
@@ -264,8 +252,8 @@ def report_options(
         format_help: the help of ``--format``.
     """
     choices = forms or ("text", "json")
-    options = [
-        click.option(
+    every = [
+        _shared(
             "--format",
             "form",
             type=click.Choice(choices),
@@ -273,24 +261,24 @@ def report_options(
             show_default=True,
             help=format_help,
         ),
-        *([click.option("-o", "--output", type=PATH, help=output)] if output else []),
-        click.option("-q", "--quiet", is_flag=True, help="Print only errors and the result."),
-        click.option(
+        *([_shared("-o", "--output", type=PATH, help=output)] if output else []),
+        _shared("-q", "--quiet", is_flag=True, help="Print only errors and the result."),
+        _shared(
             "-v",
             "--verbose",
             count=True,
-            help="Print full lists and log to stderr; -vv logs more and shows tracebacks.",
+            help="Print full lists, log to stderr; -vv: log more, show tracebacks.",
         ),
-        click.option(
+        _shared(
             "--color",
             type=click.Choice(["auto", "always", "never"]),
             default="auto",
             show_default=True,
             help="When to use colours; auto also respects NO_COLOR.",
         ),
-        click.option("--force", is_flag=True, help="Overwrite existing output files."),
+        _shared("--force", is_flag=True, help="Overwrite existing output files."),
     ]
-    names = ["form", "quiet", "verbose", "color", "force", *(["output"] if output else [])]
+    names = [field.name for field in fields(Report)][: None if output else -1]
 
     def decorate(function: Function) -> Function:
         @wraps(function)
@@ -299,12 +287,16 @@ def report_options(
             return function(*args, report=report, **params)
 
         decorated: Any = call
-        for option in reversed(options):
+        for option in reversed(every):
             decorated = option(decorated)
         result: Function = decorated
         return result
 
     return decorate
+
+
+def _shared(*flags: str, **settings: Any) -> Callable[[Any], Any]:
+    return click.option(*flags, cls=Headed, heading=SHARED, **settings)
 
 
 def bound(dims: Sequence[str]) -> dict[str, int]:
@@ -367,6 +359,13 @@ def one_on_stdout(output: Path | None, form: str, product: str) -> bool:
     if to_stdout and form == "json":
         raise UsageError(f"{product} cannot both go to stdout", "name a file with -o")
     return to_stdout
+
+
+def emit_model(result: Any) -> None:
+    """Write the model of an answer to stdout, for memplan to know again."""
+    from memplan.proto.metadata import sealed_bytes
+
+    emit(sealed_bytes(result.model))
 
 
 def emit(result: str | bytes, output: Path | None = None, force: bool = False) -> None:

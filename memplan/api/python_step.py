@@ -134,8 +134,10 @@ def _capture_here(
     sys.addaudithook(lambda event, given: _note(opened, given) if event == "open" else None)
     from memplan.api.capture.capturing import capture
     from memplan.pytorch.meta import on_device
+    from memplan.pytorch.places import lines_written
 
     with ExitStack() as stack:
+        stack.enter_context(lines_written())
         if device:
             stack.enter_context(on_device(device))
         try:

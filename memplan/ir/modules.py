@@ -14,6 +14,7 @@ from functools import lru_cache
 from memplan.ir.graph import Graph, Phase
 from memplan.ir.phases import Phases
 from memplan.proto.limits import MOST_TEXT
+from memplan.proto.metadata import MODULE_KEY
 
 NO_MODULE = "(no module)"
 _DEPTH_AFTER_INDEX = 1
@@ -21,7 +22,7 @@ _DEPTH_AFTER_INDEX = 1
 
 def modules(graph: Graph, phases: Phases) -> tuple[str, ...]:
     """The module of every node by id; :data:`NO_MODULE` where nothing tells."""
-    recorded = [_recorded(metadata) for metadata in graph.metadata]
+    recorded = [recorded_module(metadata) for metadata in graph.metadata]
     owner = {t: _owner(graph.tensors[t].name) for t in phases.parameters}
     current = NO_MODULE
     result: list[str] = []
@@ -38,10 +39,10 @@ def modules(graph: Graph, phases: Phases) -> tuple[str, ...]:
     return tuple(result)
 
 
-def _recorded(metadata: Mapping[str, str]) -> str | None:
+def recorded_module(metadata: Mapping[str, str]) -> str | None:
     """The module that the exporter wrote down, if it names a real one."""
-    if "memplan.module" in metadata:
-        return metadata["memplan.module"]
+    if MODULE_KEY in metadata:
+        return metadata[MODULE_KEY]
     scopes = metadata.get("pkg.torch.onnx.name_scopes")
     if scopes is None or len(scopes) > MOST_TEXT:
         return None

@@ -24,6 +24,11 @@ FORWARD_KEY = "memplan.forward"
 CHECKPOINT_KEY = "memplan.checkpoint"
 """On a node or a value: ``true`` or ``1`` marks it as a checkpoint. The mark of a node speaks of
 all its outputs."""
+MODULE_KEY = "memplan.module"
+"""On a node that was captured from PyTorch: the path of the module that made it."""
+LINE_KEY = "memplan.line"
+"""On a node of a graph that was captured for its sizes alone: the line of the user's code that made
+it. Files that are handed on do not tell."""
 CALL_KEY = "memplan.call"
 """On a node that was captured from PyTorch: the call that made its outputs, as modules from the
 outside in, operator and number (``blocks.0/attn/qkv linear 0``). Calls that cannot be kept,

@@ -9,6 +9,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -25,6 +26,7 @@ _PYTHON = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages/")
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 _STACK = "nn_module_stack"
+_WRITTEN: ContextVar[bool] = ContextVar("lines_written", default=False)
 
 
 def called_from() -> str:
@@ -50,6 +52,24 @@ def lines_told() -> Iterator[None]:
 
     with replaced("torch.fx.proxy.TracerBase._filter_traceback_frames", users):
         yield
+
+
+@contextmanager
+def lines_written() -> Iterator[None]:
+    """Inside, captured graphs tell the line that made a node: of those that nobody is handed."""
+    token = _WRITTEN.set(True)
+    try:
+        yield
+    finally:
+        _WRITTEN.reset(token)
+
+
+def lines_of(program: Any) -> dict[str, str]:
+    """The line of the user's code that made each node of a program, by the node's name, where
+    captured graphs are to tell it."""
+    if not _WRITTEN.get():
+        return {}
+    return {node.name: line for node in program.graph.nodes if (line := _line_of(node))}
 
 
 def defined_at(function: Any) -> str:
@@ -123,12 +143,16 @@ def of_node(node: torch.fx.Node) -> str:
     """The module and the line that a node of a traced graph was made in, as far as it tells."""
     stack = node.meta.get(_STACK) or {}
     inner = [name for name, _ in stack.values() if name]
+    return _joined(inner[-1] if inner else "", _line_of(node))
+
+
+def _line_of(node: torch.fx.Node) -> str:
     told = [
         (file, int(number))
         for file, number in _LINE.findall(node.meta.get("stack_trace") or "")
         if is_users(file)
     ]
-    return _joined(inner[-1] if inner else "", place(*told[-1]) if told else "")
+    return place(*told[-1]) if told else ""
 
 
 def _joined(path: str, line: str) -> str:

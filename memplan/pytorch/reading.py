@@ -14,7 +14,7 @@ from memplan.pytorch.average import Averages, read_averages
 from memplan.pytorch.calls import calls_of
 from memplan.pytorch.hidden_state import HiddenState
 from memplan.pytorch.meta import check_constants, check_one_device
-from memplan.pytorch.places import of_node
+from memplan.pytorch.places import lines_of, of_node
 from memplan.pytorch.prepared_step import PreparedStep, prepare, user_name
 from memplan.pytorch.program import ExportedGraph, decomposed, to_onnx
 from memplan.pytorch.scaler import Treatment, read_treatment
@@ -76,8 +76,8 @@ class Reading:
         """
         program = decomposed(self.program)
         exported = to_onnx(program, self.prepared)
-        calls = calls_of(self.program, program)
-        marks = tidy(exported.model, self.prepared.dynamic, regions_of(program), calls)
+        told = calls_of(self.program, program), lines_of(program)
+        marks = tidy(exported.model, self.prepared.dynamic, regions_of(program), *told)
         return replace(exported, checkpoints=marks)
 
     @property

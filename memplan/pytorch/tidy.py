@@ -10,10 +10,9 @@ import onnx
 from onnx import helper
 
 from memplan.errors import ModelError
-from memplan.proto.metadata import CALL_KEY, CHECKPOINT_KEY
+from memplan.proto.metadata import CALL_KEY, CHECKPOINT_KEY, LINE_KEY, MODULE_KEY
 from memplan.proto.nodes import all_nodes
 
-MODULE_KEY = "memplan.module"
 FIRST_SEED = 1000
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _NO_MODULE = "_empty_nn_module_stack"
@@ -36,13 +35,15 @@ def tidy(
     dynamic: Mapping[str, Mapping[int, str]],
     regions: Mapping[str, int] | None = None,
     calls: Mapping[str, str] | None = None,
+    lines: Mapping[str, str] | None = None,
 ) -> int:
     """Rewrite what is not computation, in place.
 
-    Every node tells its module (``memplan.module``), and those that make a tensor of ``calls`` (by
-    its name) which call of PyTorch that is; nothing tells where the source lies. Symbols
-    have the names in ``dynamic`` (axis → name, by input), and every random operator a seed of its
-    own, so that the same file computes the same numbers. The tensors that enter or leave one of the
+    Every node tells its module (``memplan.module``), those that make a tensor of ``calls`` (by its
+    name) which call of PyTorch that is, and those made for one of ``lines`` (by name of the
+    program's node) that line of the source; nothing else tells where that lies. Symbols have the
+    names in ``dynamic`` (axis → name, by input), and every random operator a seed of its own, so
+    that the same file computes the same numbers. The tensors that enter or leave one of the
     ``regions`` (by name of the program's node) are marked as checkpoints; how many they are.
 
     Raises:
@@ -58,10 +59,13 @@ def tidy(
     for node in reversed(graph.node):
         # What torch's optimizer made anew tells nothing, and belongs to what reads it.
         module = _module(node) if _scopes(node) else module
+        line = (lines or {}).get(_program_node(node))
         del node.metadata_props[:]
         node.doc_string = ""
         if module:
             node.metadata_props.add(key=MODULE_KEY, value=module)
+        if line:
+            node.metadata_props.add(key=LINE_KEY, value=line)
         call = (calls or {}).get(next(iter(node.output), ""))
         if call is not None:
             node.metadata_props.add(key=CALL_KEY, value=call)

@@ -134,6 +134,8 @@ def test_a_lock_holds_it_explains_and_accepts(inside: Memplan, step: str, tmp_pa
     done = inside("check")
     assert done.returncode == 1
     assert "into backward" in done.stdout
+    line = STEP[: STEP.index("loss =")].count("\n") + 1
+    assert re.search(rf"\+ \*?\.?[0-9*]+ \S+ .*; made at step\.py:{line}\n", done.stdout)
     assert f"accept:  memplan check --update {step}" in done.stdout
     assert re.search(rf"fit:     memplan rewrite {step} --budget \d+ --dry-run", done.stdout)
     assert inside("check", "--update").returncode == 0

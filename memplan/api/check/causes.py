@@ -197,7 +197,8 @@ def _tensors(families: Sequence[NewTensors]) -> Cause:
     else:
         text = f"{number} more {tensors} in memory at the peak"
     largest = chosen[0].tensors
-    detail = f"{printable(largest.name)}, {chosen[0].count} x {format_bytes(largest.nbytes)}"
+    detail = f"{largest.place}, {chosen[0].count} x {format_bytes(largest.nbytes)}"
+    detail += f", made at {printable(largest.line)}" if largest.line else ""
     return Cause(CauseKind.STASH if stashes else CauseKind.TENSORS, text, detail)
 
 

@@ -7,7 +7,7 @@ import json
 from memplan.api.analysis import ACCOUNTING_VERSION
 from memplan.api.check.checking import CheckResult
 from memplan.api.check.differences import changed_fields, class_changes, new_tensors
-from memplan.api.check.finding import Finding, change_of, worst_first
+from memplan.api.check.finding import Finding, Kind, change_of, worst_first
 from memplan.api.check.peak import Peak
 from memplan.api.check.verdict import verdict
 from memplan.api.versions import runtime_json
@@ -50,6 +50,7 @@ def _verdict(result: CheckResult) -> dict[str, object]:
     return {
         "failed": result.failed or bool(result.errors),
         "text": verdict(result),
+        "changed": [each.path for each in worst_first(result.findings) if each.kind is not Kind.OK],
         "worst": worst.path if worst is not None else None,
         "cause": worst.causes[0].line if worst is not None and worst.causes else None,
     }
@@ -96,6 +97,8 @@ def _difference(locked: Peak, now: Peak) -> dict[str, object]:
                 "count_is_exact": new.exact,
                 "nbytes": new.tensors.nbytes,
                 "held_by": new.tensors.held_by,
+                "module": new.tensors.module or None,
+                "line": new.tensors.line or None,
             }
             for new in new_tensors(locked, now)
         ],

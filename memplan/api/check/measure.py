@@ -15,15 +15,21 @@ from memplan.api.open_step import open_step
 from memplan.api.python_step import as_sizes
 from memplan.api.state_modes import as_recorded, runs_in_place
 from memplan.errors import ModelError
+from memplan.ir.graph import ABSENT, Graph
+from memplan.ir.modules import recorded_module
 from memplan.ir.roles import Role
-from memplan.proto.metadata import APART, IN_PLACE, STATE, get_metadata
+from memplan.proto.metadata import APART, IN_PLACE, LINE_KEY, STATE, get_metadata
 from memplan.proto.paths import python_step
 from memplan.proto.read import read_model
 from memplan.runtime.installed import installed_runtime
 from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import prepare
+from memplan.simulate.explain import Live
 from memplan.simulate.session import session_kind
-from memplan.units import printable
+from memplan.units import listed, printable
+
+_NUMBER = re.compile(r"[0-9]+")
+_MOST_LINES = 2
 
 
 class UnboundDimsError(ModelError):
@@ -113,16 +119,45 @@ def _peak(analysis: Analysis, path: str) -> Peak:
 
 def families(analysis: Analysis) -> tuple[TopTensors, ...]:
     """The computed tensors at the peak by family, class and size, largest total first."""
-    members: dict[tuple[str, str, int], list[tuple[str, str]]] = {}
+    members: dict[tuple[str, str, int], list[Live]] = {}
     for live in analysis.at_peak:
         key = (family_of(live.name), str(live.tensor_class), live.nbytes)
-        members.setdefault(key, []).append((live.name, live.held_by))
+        members.setdefault(key, []).append(live)
     found = []
-    for (family, tensor_class, nbytes), names in members.items():
-        name, held_by = names[0]
-        shown = name if len(names) == 1 else f"{family}*"
-        found.append(TopTensors(shown, tensor_class, len(names), nbytes, held_by))
+    for (family, tensor_class, nbytes), alike in members.items():
+        shown = alike[0].name if len(alike) == 1 else f"{family}*"
+        told = [_told_by_maker(analysis.graph, live) for live in alike]
+        modules, lines = zip(*told, strict=True)
+        found.append(
+            TopTensors(
+                shown,
+                tensor_class,
+                len(alike),
+                nbytes,
+                alike[0].held_by,
+                module_of_several(modules),
+                listed(list(dict.fromkeys(filter(None, lines))), _MOST_LINES),
+            )
+        )
     return tuple(sorted(found, key=_largest_first))
+
+
+def _told_by_maker(graph: Graph, live: Live) -> tuple[str, str]:
+    """The module and the line that made a tensor, as far as the model tells."""
+    tensor = graph.tensor_named(live.name)
+    if tensor is None or tensor.producer == ABSENT:
+        return "", ""
+    told = graph.metadata[tensor.producer]
+    return recorded_module(told) or "", told.get(LINE_KEY, "")
+
+
+def module_of_several(modules: Sequence[str]) -> str:
+    """Where tensors alike were made: one module, or what several are called but for their numbers;
+    else nothing."""
+    if len(set(modules)) == 1:
+        return modules[0]
+    patterns = {_NUMBER.sub("*", module) for module in modules}
+    return patterns.pop() if len(patterns) == 1 else ""
 
 
 def _largest_first(tensors: TopTensors) -> tuple[int, str, str, int]:
@@ -135,7 +170,7 @@ def family_of(name: str) -> str:
     Exporters number the tensors of an operator; the number shifts when a layer is added.
     """
     # Not by a pattern for the end: it would be tried anew at every '_*' of a name.
-    pattern = re.sub(r"[0-9]+", "*", name)
+    pattern = _NUMBER.sub("*", name)
     while pattern.endswith("*"):
         pattern = pattern[:-2] if pattern.endswith("_*") else pattern[:-1]
     return pattern

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from memplan.proto.metadata import IN_PLACE
-from memplan.units import parse_size
+from memplan.units import parse_size, printable
 
 TOP_FAMILIES = 10
 """Families of tensors in a lock: most of the peak, and few enough to be reviewed."""
@@ -19,7 +19,8 @@ class TopTensors:
     """Tensors of one family that are in memory at the peak: ``count`` of ``nbytes`` bytes each.
 
     ``name`` is a tensor's name, or what a family of several has in common, with ``*`` in place of
-    numbers. ``held_by``: who holds the first of them, known of a model that is at hand.
+    numbers. Known of a model that is at hand: ``held_by``, who holds the first of them; ``module``,
+    where the model records what made them; ``line``, that of the user's code, of a step of PyTorch.
     """
 
     name: str
@@ -27,6 +28,13 @@ class TopTensors:
     count: int
     nbytes: int
     held_by: str = field(default="", compare=False)
+    module: str = field(default="", compare=False)
+    line: str = field(default="", compare=False)
+
+    @property
+    def place(self) -> str:
+        """The module and the name of what they are, as it may be shown."""
+        return printable(" ".join(filter(None, (self.module, self.name))))
 
     @property
     def total_bytes(self) -> int:

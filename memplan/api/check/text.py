@@ -38,9 +38,14 @@ def check_text(result: CheckResult) -> str:
 def check_lines(result: CheckResult, *, brief: bool = False, details: bool = False) -> list[str]:
     """The report of a comparison: ``brief`` only what fails, ``details`` classes of everything."""
     lines: list[str] = []
-    for finding in worst_first(result.entries):
-        if finding.failed or not brief:
-            lines += finding_lines(finding, details)
+    told = [f for f in worst_first(result.entries) if f.failed or not brief]
+    blocks = [finding_lines(finding, details) for finding in told]
+    if sum(len(block) > 1 for block in blocks) > 1:  # all that changed is named before any reason
+        lines += [block[0] for block in blocks]
+        for finding, block in zip(told, blocks, strict=True):
+            lines += [f"{finding.name}:", *block[1:]] if len(block) > 1 else []
+    else:
+        lines += [line for block in blocks for line in block]
     if result.failed or not brief:
         lines += [f"note: {note}" for note in notes(result)]
         lines.append(summary(result))
@@ -309,8 +314,10 @@ def _family_rows(families: Sequence[NewTensors]) -> list[str]:
         reason = held if ready else f"kept for {held}"
         if new.grew_from_bytes is not None:
             reason += f"   (was {format_bytes(new.grew_from_bytes)})"
+        if tensors.line:
+            reason += f"; made at {tensors.line}"
         size = f"{'' if new.exact else 'up to '}{new.count} x {format_bytes(tensors.nbytes)}"
-        rows.append((printable(tensors.name), size, f"{tensors.tensor_class}, {printable(reason)}"))
+        rows.append((tensors.place, size, f"{tensors.tensor_class}, {printable(reason)}"))
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
     lines = [
         f"{INDENT}  + {name:<{widths[0]}}   {size:>{widths[1]}}   {reason}"

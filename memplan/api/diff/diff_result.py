@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from memplan.api.analysis import ACCOUNTING_VERSION, Analysis
-from memplan.api.check.measure import family_of
+from memplan.api.check.measure import family_of, module_of_several
 from memplan.api.diff.graph_changes import GraphChanges
 from memplan.api.diff.peak_changes import Change, How, TensorChange
 from memplan.api.summary import Rows, Summary
@@ -39,12 +39,13 @@ class ChangeGroup:
     """Changes of one kind of tensors alike: ``count`` of them, the first of which is ``first``.
 
     ``name`` is that of the first, or what their names have in common, with ``*`` in place of
-    numbers.
+    numbers; ``module`` is empty where they have none in common.
     """
 
     name: str
     first: TensorChange
     count: int
+    module: str = ""
 
     @property
     def delta_bytes(self) -> int:
@@ -146,6 +147,7 @@ def grouped(changes: Iterable[TensorChange]) -> list[ChangeGroup]:
             found[0].name if len(found) == 1 else f"{family_of(found[0].name)}*",
             found[0],
             len(found),
+            module_of_several([change.module for change in found]),
         )
         for found in members.values()
     ]

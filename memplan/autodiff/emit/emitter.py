@@ -16,7 +16,7 @@ from memplan.autodiff.emit.without_bfloat16 import BFLOAT16, FLOAT, widest, work
 from memplan.errors import MemplanError
 from memplan.ops.book import VIEWS
 from memplan.proto.edit import copied, rename_reads
-from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY
+from memplan.proto.metadata import FORWARD_KEY, LINE_KEY, MODULE_KEY, PHASE_KEY
 from memplan.proto.names import NameAuthority
 from memplan.shapes.one_node import infer_types
 from memplan.shapes.tensor_type import UNKNOWN, UNNAMED, Shape, TensorType
@@ -29,7 +29,7 @@ _FOLDED: dict[str, Callable[..., Any]] = {
     "Div": np.divide,
     "Neg": np.negative,
 }
-_FORWARD_KEYS = ("memplan.module", "pkg.torch.onnx.name_scopes")
+_FORWARD_KEYS = (MODULE_KEY, LINE_KEY, "pkg.torch.onnx.name_scopes")
 """Metadata of a forward node that its gradient nodes take over: the layer it belongs to."""
 
 

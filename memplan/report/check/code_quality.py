@@ -18,9 +18,10 @@ _SEVERITIES = {Level.ERROR: "major", Level.WARNING: "minor", Level.NOTICE: "info
 
 
 def code_quality(result: CheckResult) -> str:
-    """The text of the report; an empty array where nothing has changed."""
+    """The text of the report, a line for each finding; an empty array where nothing has changed."""
     found = [each for each in worst_first(result.findings) if level(each) in _SEVERITIES]
-    return json.dumps([_issue(finding, result) for finding in found], indent=2) + "\n"
+    lines = ",\n".join(json.dumps(_issue(finding, result)) for finding in found)
+    return f"[\n{lines}\n]\n" if lines else "[]\n"
 
 
 def _issue(finding: Finding, result: CheckResult) -> dict[str, object]:

@@ -12,6 +12,9 @@ from memplan.api.check.hints import seen_from_here
 from memplan.api.check.text import finding_lines
 from memplan.units import printable
 
+COMMANDS = ("accept:", "fit:")
+"""How lines begin that are there to be copied."""
+
 
 class Level(StrEnum):
     """How bad a finding is; only an error makes the command exit with 1 or more."""
@@ -55,4 +58,4 @@ def in_repository(file: Path) -> str:
 def commands(finding: Finding) -> list[str]:
     """The lines of the text report that are there to be copied."""
     lines = [line.strip() for line in finding_lines(finding)]
-    return [line for line in lines if line.startswith(("accept:", "fit:"))]
+    return [line for line in lines if line.startswith(COMMANDS)]

@@ -47,11 +47,12 @@ def _outcome(finding: Finding) -> str:
 
 def _case(finding: Finding, outcome: str, lock: str) -> str:
     head = f'    <testcase name={quoteattr(finding.name)} classname={quoteattr(lock)} time="0"'
-    text = escape("\n".join(finding_lines(finding)))
+    # One line a case, so that what changed is named on the first screen of a log.
+    text = escape("\n".join(finding_lines(finding)), {"\n": "&#10;"})
     if outcome == "passed":
-        return f"{head}>\n      <system-out>{text}</system-out>\n    </testcase>"
+        return f"{head}><system-out>{text}</system-out></testcase>"
     message = quoteattr("; ".join([title(finding), *reasons(finding)]))
     if outcome == "skipped":
-        return f"{head}>\n      <skipped message={message}/>\n    </testcase>"
+        return f"{head}><skipped message={message}/></testcase>"
     inside = f"<{outcome} message={message} type={quoteattr(finding.kind)}>{text}</{outcome}>"
-    return f"{head}>\n      {inside}\n    </testcase>"
+    return f"{head}>{inside}</testcase>"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable
+from textwrap import wrap
 from urllib.parse import quote
 
 from memplan.api.check.checking import CheckResult
@@ -16,7 +17,7 @@ from memplan.api.check.finding import Finding, Kind, worst_first
 from memplan.api.check.peak import Peak
 from memplan.api.check.text import finding_lines, notes, reasons
 from memplan.api.check.verdict import COUNTED, growth, headline, verdict
-from memplan.report.check.findings import Level, in_repository, level
+from memplan.report.check.findings import COMMANDS, Level, in_repository, level
 from memplan.units import counted, format_bytes, printable
 
 MOST_CHARACTERS = 60_000
@@ -25,9 +26,12 @@ MARKER = "<!-- memplan check lock="
 _MOST_TABLE = 20_000
 _MOST_PATH, _MOST_CAUSE, _MOST_NAME = 60, 110, 28
 _MOST_BLOCK = 6_000
+_WIDTH = 110
+"""Characters in a line of a block of code that GitHub shows without a bar to scroll by."""
 _MOST_NOTES = 3
 _PLAIN = re.compile(r"(?!www\.)[A-Za-z0-9]+(?:[ ._-][A-Za-z0-9]+)*")
-_MARKUP = re.compile(r"[\\`*_{}\[\]<>#!|~@&$]|:(?! )")
+# A word in which something could be markup, without what ends a phrase behind it.
+_MARKUP = re.compile(r"(?:(?=\S*?(?:[\\`*_{}\[\]<>#!|~@&$]|:\S))|(?=www\.))\S+?(?=[,;.:]*(?:\s|$))")
 _REMARKS = {Kind.MISSING: ": only the lock lists it", Kind.ACCOUNTING: ": record it again"}
 
 
@@ -131,7 +135,7 @@ def _details(told: Iterable[Finding], room: int) -> list[str]:
 
 
 def _folded(finding: Finding) -> str:
-    text = "\n".join(finding_lines(finding))
+    text = "\n".join(wrapped for line in finding_lines(finding) for wrapped in _wrapped(line))
     if len(text) > _MOST_BLOCK:
         text = f"{text[:_MOST_BLOCK]}…"
     # Longer than any run of backticks in the text, so that nothing in it ends the block.
@@ -142,10 +146,21 @@ def _folded(finding: Finding) -> str:
     return f"<details>{summary}\n\n{fence}text\n{text}\n{fence}\n\n</details>"
 
 
+def _wrapped(line: str) -> list[str]:
+    """A line of the text report as it fits GitHub's page; commands go on as a shell reads them."""
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    command = line.lstrip().startswith(COMMANDS)
+    width = _WIDTH - 2 if command else _WIDTH
+    lines = wrap(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return [f"{each} \\" for each in lines[:-1]] + lines[-1:] if command else lines
+
+
 def _plain(text: str, most: int) -> str:
-    """Words of memplan's with names in them: nothing in it is markup."""
-    short = _shortened(text, most)
-    return _MARKUP.sub(lambda match: f"&#{ord(match[0])};", short.replace("->", "→"))
+    """Words of memplan's with names in them: what could be markup stands in code spans."""
+    short = _shortened(text, most).replace("->", "→")
+    return _MARKUP.sub(lambda match: _code(match[0], most), short)
 
 
 def _code(text: str, most: int) -> str:

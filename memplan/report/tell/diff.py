@@ -105,17 +105,18 @@ def _class_table(diff: Diff, details: bool) -> Table:
 
 def _change_table(diff: Diff) -> Table:
     """Tensors alike in one row, those that explain the difference first."""
+    known = any(group.module not in ("", NO_MODULE) for group in diff.groups)
     columns = (
         Column(""),
+        Column("module", "phrase", wide=not known),
         Column("tensor", "name"),
         Column("count", "number"),
         Column("each", "number", format_bytes),
         Column("change", "delta"),
         Column("class", "class"),
-        Column("module", "phrase", wide=True),
         Column("held by", "phrase"),
     )
-    inside = (None, "inside loop bodies", None, None, diff.inside_bytes, None, None, None)
+    inside = (None, None, "inside loop bodies", None, None, diff.inside_bytes, None, None)
     return Table(
         f"At the peak, by tensor: {counted(len(diff.changes), 'change')} that sum to "
         f"{format_delta(diff.delta_bytes) if diff.delta_bytes else '0 B'}",
@@ -123,7 +124,7 @@ def _change_table(diff: Diff) -> Table:
         [_change_row(group) for group in diff.groups],
         below=[[inside]] if diff.inside_bytes else (),
         most=_GROUPS,
-        weight=4,
+        weight=5,
         noun="kind",
     )
 
@@ -134,12 +135,12 @@ def _change_row(group: ChangeGroup) -> tuple[object, ...]:
     resized = old and new and old != new
     return (
         what_of(first),
+        "" if group.module == NO_MODULE else group.module,
         group.name if first.old_name is None else f"{group.name} (was {first.old_name})",
         group.count,
         Spelled(f"{format_bytes(old)} -> {format_bytes(new)}", new) if resized else old or new,
         group.delta_bytes,
         first.tensor_class,
-        first.module,
         first.held_by,
     )
 

@@ -517,7 +517,7 @@ def unmended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     kept = ("lstm", "gru", "rnn", "batch_norm")
     own = {op: f for op, f in translations.TRANSLATIONS.items() if any(k in str(op) for k in kept)}
     monkeypatch.setattr(translations, "TRANSLATIONS", own)
-    monkeypatch.setattr(finished_graph, "make_blunt", lambda model: None)
+    monkeypatch.setattr(finished_graph, "without_known_faults", lambda model: None)
     program.registry.cache_clear()
     program._decompositions.cache_clear()
     yield

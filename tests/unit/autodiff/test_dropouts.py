@@ -7,7 +7,7 @@ import onnxruntime
 import pytest
 
 from helpers.graphs import parse
-from memplan.autodiff.dropouts import without_unread_masks
+from memplan.autodiff.finished_graph import without_known_faults
 
 TEXT = """
 <ir_version: 10, opset_import: ["" : 22]>
@@ -27,7 +27,7 @@ graph (float[100, 10] x) => (float[100, 10] y, bool[100, 10] m)
 @pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_ALL"])
 def test_an_unread_mask_is_drawn(level: str) -> None:
     model = parse(TEXT)
-    without_unread_masks(model)
+    without_known_faults(model)
     kinds = [node.op_type for node in model.graph.node]
     assert kinds[:3] == ["Dropout", "Where", "Dropout"]
     assert kinds.count("Dropout") == 3

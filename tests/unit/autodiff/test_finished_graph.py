@@ -58,10 +58,10 @@ def test_no_level_of_optimization_changes_the_result(name: str) -> None:
     model = parse(GRAPHS[name])
     own = run(model, "ORT_DISABLE_ALL")
     assert not all(map(np.allclose, own, run(model, "ORT_ENABLE_ALL"))), "there is no edge here"
-    blunt = finished(model)
-    assert not sharp_edges(blunt)
+    mended = finished(model)
+    assert not sharp_edges(mended)
     for level in ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL"):
-        for before, after in zip(own, run(blunt, level), strict=True):
+        for before, after in zip(own, run(mended, level), strict=True):
             np.testing.assert_allclose(after, before, rtol=1e-5)
 
 
@@ -77,12 +77,12 @@ def test_what_is_scattered_in_float16_is_added_in_float32(op: str) -> None:
     assert (found.node, found.dtype, found.when) == ("n", "float16", "run")
     with pytest.raises(Exception, match="MLFloat16"):
         run(model, "ORT_DISABLE_ALL")
-    blunt = finished(model)
-    assert not unsupported_kernels(blunt)
-    assert [node.op_type for node in blunt.graph.node] == ["Cast", "Cast", op, "Cast"]
-    assert blunt.graph.node[2].name == "n"
+    mended = finished(model)
+    assert not unsupported_kernels(mended)
+    assert [node.op_type for node in mended.graph.node] == ["Cast", "Cast", op, "Cast"]
+    assert mended.graph.node[2].name == "n"
     for level in ("ORT_DISABLE_ALL", "ORT_ENABLE_ALL"):
-        (got,) = run(blunt, level)
+        (got,) = run(mended, level)
         assert got.dtype == np.float16
         assert got[1].mean() < -5  # three numbers below -2
 
@@ -91,16 +91,16 @@ def test_nodes_keep_their_phase_and_other_graphs_are_left_alone() -> None:
     text = f"g ({VECTOR} }}"
     model = parse(text)
     model.graph.node[1].metadata_props.add(key="phase", value="backward")
-    blunt = finished(model)
+    mended = finished(model)
     assert [
-        (node.op_type, [item.value for item in node.metadata_props]) for node in blunt.graph.node
+        (node.op_type, [item.value for item in node.metadata_props]) for node in mended.graph.node
     ] == [
         ("Transpose", []),
         ("Unsqueeze", ["backward"]),
         ("MatMul", ["backward"]),
         ("Squeeze", ["backward"]),
     ]
-    assert [list(numpy_helper.to_array(t)) for t in blunt.graph.initializer] == [[1], [-1]]
+    assert [list(numpy_helper.to_array(t)) for t in mended.graph.initializer] == [[1], [-1]]
     plain = parse("g (float[3,4] p, float[4] v) => (float[3] y) { y = MatMul (p, v) }")
     before = [node.op_type for node in plain.graph.node]
     assert [node.op_type for node in finished(plain).graph.node] == before

@@ -7,15 +7,13 @@ and convolutions are written out, and what is left computes in float32 between C
 
 from __future__ import annotations
 
-import itertools
 import math
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
@@ -29,6 +27,10 @@ from memplan.shapes.tensor_type import FLOATS, UNKNOWN, TensorType
 
 Sizes = Sequence[tuple[int, ...] | None]
 """Of the first inputs of a node, where they are known."""
+Places = npt.NDArray[Any]
+"""Numbers of elements in the flattened spatial axes of an image."""
+_ZERO = -1
+"""The place of a zero, which stands behind all elements."""
 _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
 _DEFINED = frozenset(
     {"Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "MeanVarianceNormalization", "Mish"}
@@ -163,8 +165,8 @@ class _Writer:
         return name
 
     def const(self, content: Any) -> str:
-        """Float64 numbers; an int64 number or vector out of ``int``."""
-        whole = isinstance(content, int | list)
+        """Float64 numbers; int64 ones out of ``int``, a list or an array of those."""
+        whole = isinstance(content, int | list) or np.asarray(content).dtype.kind == "i"
         array = np.asarray(content, np.int64 if whole else np.float64)
         return self.op("Constant", value=numpy_helper.from_array(array))
 
@@ -172,19 +174,17 @@ class _Writer:
         """``x`` in another shape."""
         return self.op("Reshape", x, self.const(shape))
 
-    def pad(self, x: str, before: list[int], behind: list[int]) -> str:
-        """Zeros around the last axes."""
-        lead = [0] * 2
-        return self.op("Pad", x, self.const([*lead, *before, *lead, *behind]))
-
-    def slice(self, x: str, begin: list[int], end: list[int], first: int, step: list[int]) -> str:
-        """A slice along axes from ``first`` on."""
-        axes = list(range(first, first + len(begin)))
-        return self.op("Slice", x, *map(self.const, (begin, end, axes, step)))
-
     def sum(self, terms: Iterable[str]) -> str:
         """The sum of some tensors."""
         return reduce(lambda total, term: self.op("Add", total, term), terms)
+
+    def gathered(self, image: Sequence[int], places: Places) -> str:
+        """(batch, channels, taps, windows): what the windows meet of the first input."""
+        shape = [*image[:2], math.prod(image[2:])]
+        flat = self.op("Pad", self.reshape(self.node.input[0], shape), self.const([0] * 5 + [1]))
+        rank = places.ndim // 2
+        taps = places.reshape(math.prod(places.shape[:rank]), -1).transpose()
+        return self.op("Gather", flat, self.const(taps), axis=2)
 
     def finish(self, name: str, bias: int = 0) -> list[onnx.NodeProto]:
         """All nodes, the last of which makes the output; with a bias along axis 1, which has so
@@ -219,90 +219,60 @@ class _Writer:
 
     def average(self, sizes: Sizes) -> list[onnx.NodeProto] | None:
         """The sum of the elements of each window, over how many there are."""
-        shape, kernel = sizes[0], self.given["kernel_shape"]
-        if shape is None or self.given.get("ceil_mode") or math.prod(kernel) > _MOST_TAPS:
+        image, kernel = sizes[0], self.given["kernel_shape"]
+        if image is None or self.given.get("ceil_mode") or math.prod(kernel) > _MOST_TAPS:
             return None
-        windows = _Windows.of(self.given, shape[2:], kernel)
-        inside = np.zeros(
-            [size + b + e for size, b, e in zip(shape[2:], *windows.pads, strict=True)]
-        )
-        within = tuple(
-            slice(b, b + size) for size, b in zip(shape[2:], windows.pads[0], strict=True)
-        )
-        inside[within] = 1
-        if self.given.get("count_include_pad"):
-            inside[:] = 1
-        count = sum(inside[windows.places(tap)] for tap in windows.taps)
-        x = self.pad(self.node.input[0], *windows.pads)
-        total = self.sum(self.slice(x, *windows.bounds(tap)) for tap in windows.taps)
-        return self.finish(self.op("Mul", total, self.const(1 / count)))
+        places = _windows(self.given, _padded(self.given, image[2:], kernel), kernel)
+        counts = list(places.shape[: len(kernel)])
+        inside = places >= (-np.inf if self.given.get("count_include_pad") else 0)
+        shares = 1 / inside.reshape(math.prod(counts), -1).sum(1)
+        total = self.op("ReduceSum", self.gathered(image, places), self.const([2]), keepdims=0)
+        mean = self.op("Mul", total, self.const(shares))
+        return self.finish(self.reshape(mean, [*image[:2], *counts]))
 
     def convolution(self, sizes: Sizes) -> list[onnx.NodeProto] | None:
-        """A product with every element of the kernel, summed."""
+        """A product with what every window meets."""
         image, kernel = self._sizes(sizes)
         if not image:
             return None
+        places = _windows(self.given, _padded(self.given, image[2:], kernel[2:]), kernel[2:])
         group = self.given.get("group", 1)
-        windows = _Windows.of(self.given, image[2:], kernel[2:])
-        x = self.pad(self.node.input[0], *windows.pads)
-        split = [group, kernel[0] // group, kernel[1], len(windows.taps)]
-        weight = self.op("Transpose", self.reshape(self.node.input[1], split), perm=[3, 0, 1, 2])
-        return self._products(x, weight, windows, [image[0], group, kernel[1], kernel[0]])
+        weight = self.reshape(self.node.input[1], [group, kernel[0] // group, -1])
+        return self._product(image, places, weight, kernel[0])
 
     def transposed(self, sizes: Sizes) -> list[onnx.NodeProto] | None:
         """The convolution with the kernel back to front of an image with zeros between elements."""
         image, kernel = self._sizes(sizes)
-        if (
-            not image
-            or "output_shape" in self.given
-            or self.given.get("auto_pad", b"NOTSET") != b"NOTSET"
-        ):
+        stated = "output_shape" in self.given
+        if not image or stated or self.given.get("auto_pad", b"NOTSET") != b"NOTSET":
             return None
-        rank, group, spatial = len(image) - 2, self.given.get("group", 1), list(image[2:])
-        strides = list(self.given.get("strides", [1] * rank))
-        apart = self.given.get("dilations", [1] * rank)
+        rank, group = len(image) - 2, self.given.get("group", 1)
+        strides, apart = (self.given.get(n, [1] * rank) for n in ("strides", "dilations"))
         further = self.given.get("output_padding", [0] * rank)
-        pads = list(self.given.get("pads", [0] * 2 * rank))
+        pads = self.given.get("pads", [0] * 2 * rank)
         spans = [(size - 1) * step for size, step in zip(kernel[2:], apart, strict=True)]
+        whole = [(size - 1) * step + 1 for size, step in zip(image[2:], strides, strict=True)]
+        spread = np.full(whole, _ZERO)
+        spread[tuple(slice(None, None, step) for step in strides)] = _places(image[2:])
         before = [span - cut for span, cut in zip(spans, pads[:rank], strict=True)]
         behind = [s - p + f for s, p, f in zip(spans, pads[rank:], further, strict=True)]
-        x = self.node.input[0]
-        if max(strides) > 1:
-            x = self.reshape(x, [*image[:2], *(n for size in spatial for n in (size, 1))])
-            x = self.pad(x, [0] * 2 * rank, [n for step in strides for n in (0, step - 1)])
-            x = self.reshape(x, [*image[:2], *map(operator.mul, spatial, strides)])
-            behind = [size - step + 1 for size, step in zip(behind, strides, strict=True)]
-        x = self.pad(x, before, behind)
-        dense = {"dilations": apart, "pads": [*before, *behind]}
-        spread = list(map(operator.mul, spatial, strides))
-        windows = _Windows.of(dense, spread, kernel[2:])
-        windows.taps.reverse()
-        split = [group, kernel[0] // group, kernel[1], len(windows.taps)]
-        weight = self.op("Transpose", self.reshape(self.node.input[1], split), perm=[3, 0, 2, 1])
-        return self._products(
-            x, weight, windows, [image[0], group, kernel[0] // group, group * kernel[1]]
-        )
+        places = _windows({"dilations": apart}, _around(spread, before, behind), kernel[2:])
+        places = np.flip(places, tuple(range(rank, 2 * rank)))
+        split = [group, kernel[0] // group, kernel[1], math.prod(kernel[2:])]
+        weight = self.op("Transpose", self.reshape(self.node.input[1], split), perm=[0, 2, 1, 3])
+        weight = self.reshape(weight, [group, kernel[1], -1])
+        return self._product(image, places, weight, group * kernel[1])
 
-    def _products(
-        self, x: str, weight: str, windows: _Windows, sizes: Sequence[int]
+    def _product(
+        self, image: Sequence[int], places: Places, weight: str, made: int
     ) -> list[onnx.NodeProto]:
-        """The sum over taps of products with a matrix of each group.
-
-        Args:
-            x: the padded image.
-            weight: (taps, groups, channels made of a group, channels read of a group).
-            windows: where the taps are.
-            sizes: the batch, groups, channels that a group reads, and channels made in all.
-        """
-        batch, group, read, made = sizes
-
-        def term(k: int) -> str:
-            part = self.slice(x, *windows.bounds(windows.taps[k]))
-            part = self.reshape(part, [batch, group, read, -1])
-            return self.op("MatMul", self.op("Gather", weight, self.const(k)), part)
-
-        total = self.sum(map(term, range(len(windows.taps))))
-        return self.finish(self.reshape(total, [batch, made, *windows.counts]), len(windows.counts))
+        """Products with the matrix of each group: (groups, channels made of it, channels read and
+        taps); ``made`` are the channels of all."""
+        counts = list(places.shape[: places.ndim // 2])
+        group = self.given.get("group", 1)
+        met = self.reshape(self.gathered(image, places), [image[0], group, -1, math.prod(counts)])
+        found = self.reshape(self.op("MatMul", weight, met), [image[0], made, *counts])
+        return self.finish(found, len(counts))
 
     def _sizes(self, sizes: Sizes) -> tuple[Sequence[int], Sequence[int]]:
         """Of image and kernel; nothing where they are not known, or are many or none."""
@@ -312,56 +282,44 @@ class _Writer:
         return ((), ()) if math.prod(kernel[2:]) > _MOST_TAPS else (image, kernel)
 
 
-@dataclass(frozen=True, slots=True)
-class _Windows:
-    """Where a kernel is applied, per spatial axis. ``pads``: zeros before and behind."""
-
-    strides: Sequence[int]
-    apart: Sequence[int]
-    counts: list[int]
-    pads: tuple[list[int], list[int]]
-    taps: list[tuple[int, ...]]
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any], sizes: Sequence[int], kernel: Sequence[int]) -> _Windows:
-        """By the attributes of a node."""
-        rank = len(sizes)
-        strides, apart = (list(given.get(n, [1] * rank)) for n in ("strides", "dilations"))
-        spans = [(k - 1) * step + 1 for k, step in zip(kernel, apart, strict=True)]
-        pads = _pads(given, sizes, strides, spans)
-        whole = [sum(parts) for parts in zip(sizes, *pads, strict=True)]
-        counts = [(w - s) // step + 1 for w, s, step in zip(whole, spans, strides, strict=True)]
-        return cls(strides, apart, counts, pads, list(itertools.product(*map(range, kernel))))
-
-    def bounds(self, tap: tuple[int, ...]) -> tuple[list[int], list[int], int, list[int]]:
-        """The slice that one element of the kernel meets."""
-        begin = [k * step for k, step in zip(tap, self.apart, strict=True)]
-        ends = [
-            b + (count - 1) * step + 1
-            for b, count, step in zip(begin, self.counts, self.strides, strict=True)
-        ]
-        return begin, ends, 2, list(self.strides)
-
-    def places(self, tap: tuple[int, ...]) -> tuple[slice, ...]:
-        """The same, of an array of the spatial axes alone."""
-        begin, ends, _, steps = self.bounds(tap)
-        return tuple(map(slice, begin, ends, steps))
+# -- places of elements in an image, by its spatial axes -------------------------------------------
 
 
-def _pads(
-    given: Mapping[str, Any], sizes: Sequence[int], strides: Sequence[int], spans: Sequence[int]
-) -> tuple[list[int], list[int]]:
-    """Padding before and behind every spatial axis."""
+def _places(sizes: Sequence[int]) -> Places:
+    """All elements, in order."""
+    return np.arange(math.prod(sizes)).reshape(sizes)
+
+
+def _around(places: Places, before: Sequence[int], behind: Sequence[int]) -> Places:
+    """With zeros around, or less of it where that is less than none."""
+    pads = list(zip(before, behind, strict=True))
+    wide = np.pad(places, [(max(b, 0), max(e, 0)) for b, e in pads], constant_values=_ZERO)
+    return wide[
+        tuple(slice(max(-b, 0), wide.shape[k] + min(e, 0)) for k, (b, e) in enumerate(pads))
+    ]
+
+
+def _windows(given: Mapping[str, Any], image: Places, kernel: Sequence[int]) -> Places:
+    """What the windows of a kernel over an image meet: an axis for every spatial one, then those
+    of the kernel."""
+    rank = len(kernel)
+    strides, apart = (given.get(name, [1] * rank) for name in ("strides", "dilations"))
+    spans = [(size - 1) * step + 1 for size, step in zip(kernel, apart, strict=True)]
+    every = tuple(slice(None, None, step) for step in (*strides, *apart))
+    return np.lib.stride_tricks.sliding_window_view(image, spans)[every]
+
+
+def _padded(given: Mapping[str, Any], sizes: Sequence[int], kernel: Sequence[int]) -> Places:
+    """An image as a node pads it."""
     rank, auto = len(sizes), given.get("auto_pad", b"NOTSET").decode()
     if auto not in ("SAME_UPPER", "SAME_LOWER"):
         pads = list(given.get("pads", [0] * 2 * rank)) if auto != "VALID" else [0] * 2 * rank
-        return pads[:rank], pads[rank:]
-    whole = [
-        max((-(-size // step) - 1) * step + span - size, 0)
-        for size, step, span in zip(sizes, strides, spans, strict=True)
-    ]
+        return _around(_places(sizes), pads[:rank], pads[rank:])
+    strides, apart = (given.get(name, [1] * rank) for name in ("strides", "dilations"))
+    steps = zip(sizes, kernel, strides, apart, strict=True)
+    whole = [max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0) for n, k, s, d in steps]
     less, more = [n // 2 for n in whole], [n - n // 2 for n in whole]
-    return (less, more) if auto == "SAME_UPPER" else (more, less)
+    return _around(_places(sizes), *((less, more) if auto == "SAME_UPPER" else (more, less)))
 
 
 _WRITTEN: Mapping[str, Callable[[_Writer, Sizes], list[onnx.NodeProto] | None]] = {

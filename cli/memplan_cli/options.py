@@ -134,7 +134,7 @@ def strategy_names(ctx: click.Context, parameter: click.Parameter, typed: str) -
 
 def optimizer_names(ctx: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
     """What a shell may complete ``--optimizer`` to."""
-    from memplan.autodiff.optimizers.parse import KINDS
+    from memplan.autodiff.optimizers.formulas import KINDS
 
     return [name for name in ("none", *KINDS) if name.startswith(typed)]
 

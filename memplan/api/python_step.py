@@ -133,8 +133,8 @@ def _capture_here(
     opened: dict[str, None] = {}
     sys.addaudithook(lambda event, given: _note(opened, given) if event == "open" else None)
     from memplan.api.capture.capturing import capture
-    from memplan.pytorch.meta import on_device
     from memplan.pytorch.places import lines_written
+    from memplan.pytorch.torch_defaults import on_device
 
     with ExitStack() as stack:
         stack.enter_context(lines_written())

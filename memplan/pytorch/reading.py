@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.export.graph_signature import InputKind
 
-from memplan.errors import UsageError
+from memplan.errors import ModelError, UsageError
 from memplan.pytorch.average import Averages, read_averages
 from memplan.pytorch.calls import calls_of
 from memplan.pytorch.hidden_state import HiddenState
-from memplan.pytorch.meta import check_constants, check_one_device
 from memplan.pytorch.places import lines_of, of_node
 from memplan.pytorch.prepared_step import PreparedStep, prepare, user_name
 from memplan.pytorch.program import ExportedGraph, decomposed, to_onnx
@@ -156,10 +156,10 @@ def read_step(step: TorchStep) -> Reading:
     for name, tensor in {**tensors, **prepared.batch}.items():
         if not onnx_type(tensor):
             raise UsageError(f"'{name}' has the type {tensor.dtype}, which has no form in ONNX")
-    check_one_device({**tensors, **prepared.batch})
+    _check_one_device({**tensors, **prepared.batch})
     state = HiddenState(prepared)
     program, limits = export(prepared, state)
-    check_constants(program)
+    _check_constants(program)
     return Reading(
         prepared=prepared,
         program=program,
@@ -215,3 +215,50 @@ def _mode_notes(model: nn.Module) -> tuple[str, ...]:
         f"{counted(len(still), 'module')} ({', '.join(kinds[:3])}) are in evaluation mode, and are "
         "captured so: call model.train() first to train them",
     )
+
+
+# -- the meta device: shapes and types, and no values ----------------------------------------------
+
+
+def _check_one_device(tensors: Mapping[str, Tensor]) -> None:
+    """Check that all parameters, buffers and inputs are on the meta device, or none.
+
+    Raises:
+        UsageError: names one of each.
+    """
+    without = [name for name, tensor in tensors.items() if tensor.is_meta]
+    held = [name for name, tensor in tensors.items() if not tensor.is_meta]
+    if without and held:
+        raise UsageError(
+            f"'{without[0]}' is on the meta device, '{held[0]}' on {tensors[held[0]].device.type}",
+            "make model and batch on one device: with torch.device('meta')",
+        )
+
+
+def _check_constants(program: Any) -> None:
+    """Check that every constant of an exported program has a value.
+
+    Raises:
+        ModelError: names the first that has none, and where it is made.
+    """
+    places = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is not InputKind.CONSTANT_TENSOR:
+            continue
+        value = program.constants[spec.target]
+        if isinstance(value, Tensor) and value.is_meta:
+            raise ModelError(
+                f"the constant '{spec.target}' of shape {list(value.shape)} is on the meta device "
+                f"and has no value{_line_of(places[spec.arg.name])}",
+                "compute it (torch.full, torch.arange), or make it a buffer of the model, which is "
+                "an input then",
+            )
+
+
+def _line_of(node: Any) -> str:
+    """The line of the user's code that first reads a constant, as far as torch tells."""
+    for reader in node.users:
+        lines = [line.strip() for line in reader.meta.get("stack_trace", "").splitlines()]
+        if lines:
+            return f": {lines[-1]}"
+    return ""

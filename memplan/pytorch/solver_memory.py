@@ -12,7 +12,7 @@ figure of a report comes from. The planner's own figure must be equal
 5. Saved tensors stay until the backward pass has used them last, tangents likewise; the number
    that ``loss.backward()`` begins with stays to the end.
 6. Gradients stay to the end of the step.
-7. What kernels take for themselves while they run (:mod:`memplan.pytorch.solver_scratch`).
+7. What kernels take for themselves while they run (:mod:`memplan.pytorch.solver_costs`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
+from memplan.pytorch.solver_costs import scratch_bytes
 from memplan.pytorch.solver_joint import (
     is_root,
     shared_argument,
@@ -29,7 +30,6 @@ from memplan.pytorch.solver_joint import (
     storage_key,
     value_of,
 )
-from memplan.pytorch.solver_scratch import scratch_bytes
 
 Storages = tuple[int, ...]
 """What a name holds: one storage, several for several results, none where that is resident."""

@@ -18,6 +18,7 @@ import numpy as np
 from torch import fx
 
 from memplan.pytorch.operators import written_to
+from memplan.pytorch.solver_costs import scratch_bytes
 from memplan.pytorch.solver_joint import (
     RANDOM,
     Joint,
@@ -27,7 +28,6 @@ from memplan.pytorch.solver_joint import (
     storage_bytes,
     value_of,
 )
-from memplan.pytorch.solver_scratch import scratch_bytes
 from memplan.solver.build import Output, ProblemBuilder
 from memplan.solver.problem import NONE, Arrays, Flags, Ints, Problem
 from memplan.units import format_bytes

@@ -42,6 +42,11 @@ def default_device_mode() -> Any:
     return _Plain(torch.get_default_device()) if held is None else getattr(held, _HELD, None)
 
 
+def on_device(name: str) -> torch.device:
+    """A device, to be entered: what is made inside lies there."""
+    return torch.device(name)
+
+
 @contextmanager
 def defaults(wanted: Defaults) -> Iterator[None]:
     """Inside, these hold."""

@@ -8,8 +8,8 @@ from typing import Any
 from memplan.api.capture.step_gradients import Sink
 from memplan.autodiff.backward import GradientSink
 from memplan.autodiff.optimizers.averages import Following
+from memplan.autodiff.optimizers.formulas import KINDS
 from memplan.autodiff.optimizers.optimizer import Member
-from memplan.autodiff.optimizers.parse import KINDS
 from memplan.autodiff.optimizers.scaling import DynamicScale, LossScale, parse_loss_scale
 from memplan.autodiff.optimizers.updates import Updates
 from memplan.errors import UsageError

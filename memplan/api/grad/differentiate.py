@@ -21,8 +21,8 @@ from memplan.autodiff.finished_graph import finished
 from memplan.autodiff.forward.annotate import flat_checked
 from memplan.autodiff.forward.expand import emitter_for
 from memplan.autodiff.forward.foreign import opened
+from memplan.autodiff.optimizers.formulas import parse_optimizer
 from memplan.autodiff.optimizers.optimizer import Optimizer
-from memplan.autodiff.optimizers.parse import parse_optimizer
 from memplan.autodiff.optimizers.scaling import LossScale, ScaledGradients, parse_loss_scale
 from memplan.autodiff.optimizers.updates import Updates, build_update, members_of
 from memplan.autodiff.parameters import choose, find_candidates

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,15 +12,16 @@ import onnx
 from onnx import helper, numpy_helper
 
 from memplan.autodiff.emit.value import Array, Number, Operand, Value
-from memplan.autodiff.emit.without_bfloat16 import BFLOAT16, FLOAT, widest, works_in_float32
 from memplan.errors import MemplanError
 from memplan.ops.book import VIEWS
+from memplan.ops.kernels import kernels_of, schema_version
 from memplan.proto.edit import copied, rename_reads
 from memplan.proto.metadata import FORWARD_KEY, LINE_KEY, MODULE_KEY, PHASE_KEY
 from memplan.proto.names import NameAuthority
 from memplan.shapes.one_node import infer_types
 from memplan.shapes.tensor_type import UNKNOWN, UNNAMED, Shape, TensorType
 
+FLOAT, BFLOAT16 = onnx.TensorProto.FLOAT, onnx.TensorProto.BFLOAT16
 _SMALL = 64
 _FOLDED: dict[str, Callable[..., Any]] = {
     "Add": np.add,
@@ -204,8 +205,8 @@ class Emitter:
         if short is not None:
             return short
         values = self._operands(inputs)
-        if works_in_float32(op, self.opset, [None if v is None else v.dtype for v in values]):
-            kept = None if result is None else replace(result, dtype=widest(result.dtype))
+        if _works_in_float32(op, self.opset, [None if v is None else v.dtype for v in values]):
+            kept = None if result is None else replace(result, dtype=_widest(result.dtype))
             wide = self.op(op, *map(self._in_float32, values), result=kept, **attributes)
             return self.op("Cast", wide, to=BFLOAT16) if wide.dtype == FLOAT else wide
         results = (result,) if result is not None else None
@@ -332,3 +333,29 @@ def scope_of(node: onnx.NodeProto, phase: str, part: str) -> Scope:
         if item.key in _FORWARD_KEYS:
             metadata[item.key] = item.value
     return Scope(f"{node.name}/{part}", metadata)
+
+
+def _works_in_float32(op: str, opset: int, dtypes: Sequence[int | None]) -> bool:
+    """Whether an operator has no kernel for bfloat16, but one with float32 in its place.
+
+    A gradient may need operators that the forward part has none of: that of Relu compares, that of
+    Slice pads. The CPU has next to no kernels of bfloat16, so this is about CUDA's, of which there
+    is a table. Of float16, ONNX Runtime puts in Casts by itself.
+
+    Args:
+        op: operator of the default domain.
+        opset: that of the graph.
+        dtypes: element type of every input (None: left out).
+    """
+    if BFLOAT16 not in dtypes:
+        return False
+    version, kernels = schema_version("", op, opset), kernels_of("cuda")
+    wide = [None if dtype is None else _widest(dtype) for dtype in dtypes]
+    return not kernels.has(f":{op}", version, dtypes, ()) and kernels.has(
+        f":{op}", version, wide, ()
+    )
+
+
+def _widest(dtype: int) -> int:
+    """float32 for bfloat16; any other type is kept."""
+    return FLOAT if dtype == BFLOAT16 else dtype

@@ -54,8 +54,8 @@ def in_own_domain(model: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-def at_opset(model: onnx.ModelProto, opset: int = OPSET) -> onnx.ModelProto:
-    """A copy whose ONNX operators are those of ``opset`` or of the file's own, if that is newer.
+def at_opset(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose ONNX operators are those of opset 20, or of the file's own, if that is newer.
 
     Operators that ONNX has defined since are its own from then on (LayerNormalization).
 
@@ -66,10 +66,10 @@ def at_opset(model: onnx.ModelProto, opset: int = OPSET) -> onnx.ModelProto:
     result = copied(model) if result is model else result
     graph = result.graph
     keep_domains(result, {domain_of(node) for node in graph.node})
-    if before < opset:
+    if before < OPSET:
         told = {node.output[0]: list(node.metadata_props) for node in graph.node}
         training = _in_training(graph) if before < _TRAINING_MODE else set()
-        converted = _converted(without_weights(result, statements=True), opset)
+        converted = _converted(without_weights(result, statements=True))
         for node in converted.graph.node:  # the converter leaves out what is said of nodes
             node.metadata_props.extend(told.get(node.output[0], ()))
             if node.output[0] in training:
@@ -77,7 +77,7 @@ def at_opset(model: onnx.ModelProto, opset: int = OPSET) -> onnx.ModelProto:
         replace_nodes(graph, converted.graph.node)
         known = {t.name for t in graph.initializer} | {v.name for v in graph.input}
         graph.initializer.extend(t for t in converted.graph.initializer if t.name not in known)
-        _import(result, {item.domain: item.version for item in result.opset_import} | {"": opset})
+        _import(result, {item.domain: item.version for item in result.opset_import} | {"": OPSET})
     _adopt(graph, default_opset(result))
     allow_initializers(result)
     result.ir_version = max(result.ir_version, _IR_VERSION)
@@ -119,14 +119,14 @@ def _import(model: onnx.ModelProto, versions: Mapping[str, int]) -> None:
         model.opset_import.add(domain=domain, version=version)
 
 
-def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+def _converted(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
-        return native.convert_version(model, opset)
+        return native.convert_version(model, OPSET)
     except ModelError:
         raise
     except Exception as error:  # the binding raises bare C++ exceptions of several types
         raise ModelError(
             f"the file's operators cannot be converted from opset {default_opset(model)} to "
-            f"{opset}: {str(error).splitlines()[0]}",
+            f"{OPSET}: {str(error).splitlines()[0]}",
             "export the model with a newer opset",
         ) from None

@@ -13,16 +13,19 @@ from typing import Any
 
 import onnx
 
+from memplan.autodiff.emit.emitter import BFLOAT16
 from memplan.autodiff.emit.value import Value
-from memplan.autodiff.emit.without_bfloat16 import BFLOAT16
 from memplan.autodiff.optimizers.optimizer import (
     FLOAT,
     Formula,
+    Optimizer,
     UpdateBuilder,
     optimizer_class,
 )
 from memplan.errors import UsageError
 from memplan.shapes.tensor_type import NARROW_FLOATS
+from memplan.solver.strategies.spec import build, split_spec
+from memplan.units import did_you_mean
 
 KINDS: dict[str, type[Any]] = {}
 """The optimizers by name, each a subclass of
@@ -433,3 +436,22 @@ def rprop(
     size = u.renew(state, u.op("Clip", size, step_min, step_max))
     used = u.renew(before, u.op("Where", turned, 0.0, g))
     return u.weight - u.op("Sign", used) * size
+
+
+def parse_optimizer(text: str) -> Optimizer | None:
+    """The optimizer that ``adamw{weight_decay=0.1}`` names; None for ``none``.
+
+    Raises:
+        UsageError: there is no such optimizer or option, or a value is not a number.
+    """
+    spec = split_spec(text)
+    if spec is not None and spec.name == "none" and not spec.options:
+        return None
+    if spec is None or spec.name not in KINDS:
+        near = did_you_mean(spec.name, KINDS) if spec is not None else ""
+        raise UsageError(
+            f"unknown --optimizer {text}",
+            f"{near}optimizers: none, {', '.join(KINDS)}; options as in adamw{{weight_decay=0.1}}",
+        )
+    kind: type[Optimizer] = KINDS[spec.name]
+    return build(kind, spec, "optimizer", "--optimizer: ")

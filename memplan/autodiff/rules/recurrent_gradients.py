@@ -18,7 +18,7 @@ from memplan.autodiff.emit.gradient_registry import expansion
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.loop_bodies import BodyWriter
 from memplan.autodiff.scan.cells import CellWeights, Gru, Lstm, RecurrentCell, Rnn, activations
-from memplan.autodiff.scan.scan_call import slice_type
+from memplan.autodiff.scan.stash import slice_type
 from memplan.errors import ModelError
 from memplan.proto.loop_node import Slices, scan_attributes
 from memplan.shapes.tensor_type import TensorType

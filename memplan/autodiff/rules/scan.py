@@ -16,8 +16,7 @@ from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.gradient_registry import Gradients, gradient
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.scan.body import Hoisted, ScanBody
-from memplan.autodiff.scan.scan_call import rank_in
-from memplan.autodiff.scan.stash import ScanStash, recomputed_nodes
+from memplan.autodiff.scan.stash import ScanStash, rank_in, recomputed_nodes
 from memplan.passes.loops.cell import Cell, CellPlan, constant_tensors, plan_cell
 from memplan.proto.edit import live_nodes
 from memplan.proto.loop_node import Slices, read_loop, scan_attributes

@@ -24,7 +24,7 @@ from memplan.autodiff.loop_bodies import (
     separate_outputs,
 )
 from memplan.autodiff.reverse import ReversePass
-from memplan.autodiff.scan.scan_call import input_types, kept_as
+from memplan.autodiff.scan.stash import input_types, kept_as
 from memplan.ir.graph import Phase
 from memplan.proto.loop_node import LoopNode
 from memplan.proto.metadata import PHASE_KEY

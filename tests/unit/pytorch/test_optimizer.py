@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memplan.autodiff.optimizers.parse import KINDS
+from memplan.autodiff.optimizers.formulas import KINDS
 from memplan.errors import UsageError
 
 torch: Any = pytest.importorskip("torch")

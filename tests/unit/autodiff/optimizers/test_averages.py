@@ -11,7 +11,7 @@ import pytest
 import memplan
 from helpers.graphs import parse
 from memplan.autodiff.optimizers.averages import Following
-from memplan.autodiff.optimizers.parse import parse_optimizer
+from memplan.autodiff.optimizers.formulas import parse_optimizer
 from memplan.autodiff.optimizers.scaling import parse_loss_scale
 from memplan.autodiff.optimizers.updates import Updates, members_of
 from memplan.ir.contract import Contract

@@ -13,7 +13,7 @@ from helpers.gradients import Array, draw, reference, runtime
 from helpers.graphs import parse
 from memplan import GradOptions, grad
 from memplan.api.grad.training_graph import TrainingGraph
-from memplan.autodiff.optimizers.parse import KINDS
+from memplan.autodiff.optimizers.formulas import KINDS
 from memplan.autodiff.optimizers.scaling import DynamicScale, LossScale, parse_loss_scale
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.errors import UsageError

@@ -13,7 +13,7 @@ from helpers.gradients import Array, draw, reference, runtime
 from helpers.graphs import open_text, parse
 from memplan.api.grad.differentiate import grad
 from memplan.api.grad.training_graph import GradOptions, TrainingGraph
-from memplan.autodiff.optimizers.parse import KINDS, parse_optimizer
+from memplan.autodiff.optimizers.formulas import KINDS, parse_optimizer
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.errors import UsageError
 from memplan.ir.contract import find_contract

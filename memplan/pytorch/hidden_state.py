@@ -97,22 +97,17 @@ class HiddenState:
         return tuple(_INSIDE.sub(r"\1'\2\4'\3", path) for path in ordered)
 
     def lost(self, other: HiddenState) -> tuple[str, ...]:
-        """What has changed and cannot be put back: generators."""
+        """What has changed and cannot be put back: generators and other iterators."""
         one, two = self._walk, other._walk
         stuck = sorted(one.stuck | two.stuck)
         return tuple(path for path in stuck if one.tokens.get(path) != two.tokens.get(path))
 
-    def put_back(self, *, tensors: bool = True) -> None:
-        """Let everything be as it was at this time.
-
-        Args:
-            tensors: the contents of tensors, too; they cannot be touched while a step is traced.
-        """
+    def put_back(self) -> None:
+        """Let everything be as it was at this time."""
         for keeper in self._walk.keepers:
             _run(keeper)
-        if tensors:
-            for saved in self._walk.tensors.values():
-                _run(saved.put_back)
+        for saved in self._walk.tensors.values():
+            _run(saved.put_back)
 
 
 def counters(states: Sequence[HiddenState]) -> tuple[Counter, ...]:

@@ -235,24 +235,6 @@ def iterator_parts(held: Any) -> tuple[Any, tuple[Any, ...], Any] | None:
     return made[0], made[1], made[_PARTS] if len(made) > _PARTS else None
 
 
-def iterator_copy(held: Any) -> Any:
-    """A copy of an iterator that goes on by itself from where this one is.
-
-    Raises:
-        TypeError: it cannot be copied: a generator, a file.
-    """
-    parts = iterator_parts(held)
-    if parts is None:
-        raise TypeError(f"{type(held).__name__} cannot be copied")
-    make, arguments, state = parts
-    found = make(*(iterator_copy(each) if is_iterator(each) else each for each in arguments))
-    if type(state) is tuple:  # cycle: what it has seen so far, to which it goes on to add
-        state = tuple(list(each) if type(each) is list else each for each in state)
-    if state is not None:
-        found.__setstate__(state)
-    return found
-
-
 def is_iterator(held: Any) -> bool:
     """Whether something is an iterator of Python's own."""
     return is_iterator_class(type(held))

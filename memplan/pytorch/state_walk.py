@@ -9,12 +9,10 @@ of random numbers, hooks, modes. It runs no code of the user's: no property, no 
 
 from __future__ import annotations
 
-import itertools
 import random
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from enum import Enum
 from functools import cache, partial
 from types import (
@@ -153,30 +151,13 @@ class StateWalk:
             self._note(path, ("random", hash(found[0])))
             self.keepers.append(found[1])
 
-    def _iterator(self, path: str, value: Any, write: Write | None) -> None:
+    def _iterator(self, path: str, value: Any, _write: Write | None) -> None:
+        """It tells where it is, and cannot be turned back."""
         path = self._note(path, _iterator_token(value))
+        self.stuck.add(path)
         for k, each in enumerate((keepers.iterator_parts(value) or (0, ()))[1]):
             if not keepers.is_iterator(each):
                 self._later(f"{path}'s argument {k}", each)
-        if type(value) is itertools.count and write is not None:
-            _, arguments, _ = keepers.iterator_parts(value) or (0, (0,), 0)
-            begin, *step = arguments
-            set_to = write
-            self.numbers[path] = (begin, lambda number: set_to(itertools.count(number, *step)))
-        copy = None
-        with suppress(TypeError):
-            copy = keepers.iterator_copy(value)
-        if copy is None or write is None:
-            self.stuck.add(path)
-            return
-        # An iterator cannot be turned back: one that has moved is exchanged for its copy.
-        put, token = write, self.tokens[path]
-
-        def put_back() -> None:
-            if _iterator_token(value) != token:
-                put(keepers.iterator_copy(copy))
-
-        self.keepers.append(put_back)
 
     def _generator(self, path: str, value: GeneratorType[Any, Any, Any], _: Write | None) -> None:
         frame = value.gi_frame

@@ -162,8 +162,8 @@ class _Comparison:
         self, step: int, taken: Taken, values: Mapping[str, Array], ran: Ran
     ) -> bool:
         """Whether a step that differs would not, if earlier ones had left nothing in Python; not to
-        be known of the first, which a generator may have kept from being the first."""
-        if not self.later.changed or step == 1:
+        be known where an iterator has moved on, of which no step finds what another did."""
+        if self.later.lost or not self.later.changed or step == 1:
             return bool(self.later.lost)
         try:
             outcome = self.later.as_first(step, self._own(values))

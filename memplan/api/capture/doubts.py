@@ -30,7 +30,7 @@ from memplan.api.capture.compare_steps import Key, Sides, Values, compare, dista
 from memplan.api.capture.reference import Reference, Taken
 from memplan.api.capture.trial import Ran
 from memplan.pytorch.eager import EagerStep
-from memplan.pytorch.kinks import FirstOfEquals, OperatorTrace, jumping
+from memplan.pytorch.equal_elements import FirstOfEquals
 from memplan.pytorch.values import as_array, as_tensor, numbers
 
 SHAKEN = 8.0
@@ -173,30 +173,23 @@ class Doubts:
     ) -> Judged | None:
         """Differences that PyTorch's own jumps explain; None if there are none."""
         shaken = self.reference.eager.shaken
-        here, trace = self._traced(number, shaken(given, 0.0))
+        here = self.reference.eager.run(number, shaken(given, 0.0), wide=True)
         found: dict[Key, Difference] = {}
-        names: list[str] = []
         for share in (_TINY, -_TINY):
-            there, other = self._traced(number, shaken(given, share))
+            there = self.reference.eager.run(number, shaken(given, share), wide=True)
             for each in near:
                 gap = distance(_value(here.values, each), _value(there.values, each))
                 if gap > _SHARE * errors[_key(each)]:
                     found[_key(each)] = each
-            names += [name for name in jumping(trace, other) if name not in names]
         if not found:
             return None
-        where = f": {', '.join(names[:3])}" if names else ""
         return Judged(
             tuple(found.values()),
             causes=(
                 "equal elements, or one exactly at a kink, where the graph has another rule than "
-                f"PyTorch{where} (with weights a millionth off, both agree)",
+                "PyTorch (with weights a millionth off, both agree)",
             ),
         )
-
-    def _traced(self, number: int, values: Mapping[str, Any]) -> tuple[EagerStep, OperatorTrace]:
-        with OperatorTrace() as trace:
-            return self.reference.eager.run(number, values, wide=True), trace
 
 
 def _key(difference: Difference) -> Key:

@@ -59,7 +59,7 @@ class LaterSteps:
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """What cannot be put back: a generator, which went on while the step was traced."""
+        """What cannot be put back: an iterator, which went on while the step was traced."""
         return self.states[0].lost(self.states[1])
 
     def take(self, number: int, values: Mapping[str, Any]) -> Taken | Difference:

@@ -79,7 +79,7 @@ class Reference:
         found = self.run(watched=True, advance=True)
         self._after_first = self.eager.state
         self.eager.go_to(self.reading.state)
-        # A generator cannot be turned back: no step is taken twice then.
+        # An iterator cannot be turned back: no step is taken twice then.
         self._in_float64 = not self.reading.state.lost(self._after_first)
         if not np.isfinite(found.loss):
             raise NotComparableError(

@@ -30,7 +30,13 @@ from torch.fx.node import has_side_effect
 from memplan.errors import MemplanError, ModelError
 from memplan.pytorch.operators import written_to
 from memplan.pytorch.places import called_from, defined_at, is_users
-from memplan.pytorch.surrogate_exports import GRADIENT, WITH, gradient_of, with_gradient
+from memplan.pytorch.surrogate_exports import (
+    BACKWARD_THROUGH,
+    GRADIENT,
+    WITH,
+    gradient_of,
+    with_gradient,
+)
 from memplan.pytorch.torch_errors import refusal
 from memplan.pytorch.torch_internals import internal
 
@@ -211,8 +217,6 @@ class Recorder:
                 module.recompile()
         if left:
             raise _not_led(next(iter(left.values())), "is lost in what torch exports")
-        if self.hooks:
-            _name_outputs(program)
 
 
 class _Context:
@@ -323,7 +327,8 @@ def _lead_through(graph: Any, node: Node, what: CustomBackward, outermost: bool)
 
 def _reads_alone(user: Node) -> bool:
     """Whether no gradient comes back from a reader."""
-    return user.target in _UNWRITTEN or (user.target is _SET_GRAD and not user.args[0])
+    stops = user.target is BACKWARD_THROUGH and len(user.args) == 1
+    return stops or user.target in _UNWRITTEN or (user.target is _SET_GRAD and not user.args[0])
 
 
 def _not_led(what: CustomBackward, why: str) -> ModelError:
@@ -334,7 +339,7 @@ def _not_led(what: CustomBackward, why: str) -> ModelError:
     )
 
 
-def _name_outputs(program: Any) -> None:
+def name_outputs(program: Any) -> None:
     """Let the signature of a program name the outputs that it has."""
     signature = program.graph_signature
     ends = program.graph.output_node().args[0]

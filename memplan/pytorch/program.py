@@ -23,7 +23,6 @@ from torch.export.graph_signature import (
 from memplan.errors import MemplanError, UsageError
 from memplan.pytorch.aten_forms import aten_forms
 from memplan.pytorch.prepared_step import ASSIGNED, PreparedStep, first_names, user_name
-from memplan.pytorch.stops import with_stops
 from memplan.pytorch.tidy import INTEGER_SEEDS, RANDOM
 from memplan.pytorch.torch_errors import refusal
 from memplan.pytorch.torch_internals import internal, replaced
@@ -92,7 +91,7 @@ def decomposed(program: Any) -> Any:
     """
     try:
         with quiet():
-            return with_stops(program).run_decompositions(dict(_decompositions()))
+            return program.run_decompositions(dict(_decompositions()))
     except MemplanError:
         raise
     except Exception as error:

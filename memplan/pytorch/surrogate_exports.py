@@ -41,6 +41,8 @@ def _shape(value: Tensor, surrogate: Tensor | None = None) -> Tensor:
 
 def _note(ctx: Any, inputs: tuple[Tensor, Tensor | None], output: Tensor) -> None:
     ctx.replaced = inputs[1] is not None
+    if not ctx.replaced:
+        ctx.mark_non_differentiable(output)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None]:

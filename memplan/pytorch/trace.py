@@ -14,7 +14,8 @@ import torch
 from torch.export.graph_signature import ExportGraphSignature, InputKind
 
 from memplan.errors import MemplanError, UsageError
-from memplan.pytorch.custom_backward import Recorder, recording
+from memplan.pytorch.custom_backward import Recorder, name_outputs, recording
+from memplan.pytorch.gradient_stops import complete_stops
 from memplan.pytorch.hidden_state import HiddenState
 from memplan.pytorch.places import lines_told
 from memplan.pytorch.prepared_step import PreparedStep, first_names
@@ -64,6 +65,8 @@ def export(prepared: PreparedStep, state: HiddenState) -> tuple[Any, tuple[str, 
     recorder.require_recorded()
     _merge_tied(program, first_names(prepared.module))
     recorder.lead_through_hooks(program)
+    complete_stops(program)
+    name_outputs(program)
     return program, tuple(_limit_note(name, limit) for name, limit in limits.items())
 
 

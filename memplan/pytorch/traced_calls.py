@@ -1,11 +1,9 @@
 """What a step calls while it is traced that looks at values, or at modes that torch.export does not
 see: said in ways that it does.
 
-``.data`` is ``detach()`` in reading, and in writing ``copy_`` without gradients;
-``torch.inference_mode`` is ``no_grad``; a parameter for which ``requires_grad_(False)`` is called
-in the middle of a step hands on no gradient until that is taken back. Functions that branch on
-values, or have no form at all, are written out or refused here; all others are in
-:mod:`memplan.pytorch.aten_forms`.
+``torch.inference_mode`` is ``no_grad``, and where gradients end is said by
+:mod:`memplan.pytorch.gradient_stops`. Functions that branch on values, or have no form at all, are
+written out or refused here; all others are in :mod:`memplan.pytorch.aten_forms`.
 """
 
 from __future__ import annotations
@@ -23,75 +21,15 @@ from torch.autograd.grad_mode import inference_mode
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from memplan.errors import ModelError, UsageError
+from memplan.errors import ModelError
 from memplan.pytorch.custom_backward import current_recorder
+from memplan.pytorch.gradient_stops import GradientStops
 from memplan.pytorch.loss_forms import REDUCTIONS, reduced
 from memplan.pytorch.surrogate_exports import backward_through
-from memplan.pytorch.torch_internals import internal, replaced
+from memplan.pytorch.torch_internals import replaced
 
 _KEPT = "_memplan_mode"
-_pytree: Any = internal("torch.utils._pytree")
 _TRACED: ContextVar[bool] = ContextVar("traced", default=False)
-
-
-class Frozen:
-    """Which tensors were told to require no gradient, while a step is traced."""
-
-    def __init__(self) -> None:
-        self.tensors: dict[int, Tensor] = {}
-
-    def stopped(self, function: Any, values: Any) -> Any:
-        """Arguments of a function, where what is frozen hands on no gradient."""
-        if not self.tensors or getattr(function, "__name__", "") in ("__get__", "__set__"):
-            return values
-
-        def stop(value: Any) -> Any:
-            held = isinstance(value, Tensor) and id(value) in self.tensors
-            return backward_through(value) if held else value
-
-        return _pytree.tree_map(stop, values)
-
-    def require(self, tensor: Tensor, wanted: bool = True) -> Tensor:
-        """``Tensor.requires_grad_``.
-
-        Raises:
-            UsageError: a parameter that is frozen from outside is to be trained.
-        """
-        if not wanted and tensor.requires_grad:
-            self.tensors[id(tensor)] = tensor
-        elif wanted and id(tensor) in self.tensors:
-            del self.tensors[id(tensor)]
-        elif wanted and isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad:
-            raise UsageError(
-                "the step calls requires_grad_(True) for a parameter that does not require a "
-                "gradient when it is captured",
-                "call it before capture",
-            )
-        return tensor
-
-    def functions(self) -> Mapping[Any, Callable[..., Any]]:
-        """What replaces attributes and methods of tensors."""
-        return {
-            Tensor.data.__get__: lambda tensor, *_: tensor.detach(),
-            Tensor.data.__set__: _overwrite,
-            Tensor.requires_grad_: self.require,
-            Tensor.requires_grad.__set__: self.require,
-        }
-
-
-def _overwrite(tensor: Tensor, value: Tensor) -> None:
-    """``tensor.data = value``.
-
-    Raises:
-        UsageError: the tensor would have another shape or type.
-    """
-    if tensor.shape != value.shape or tensor.dtype != value.dtype:
-        raise UsageError(
-            "the step gives a tensor another shape or type through .data",
-            "compute a new tensor instead",
-        )
-    with torch.no_grad():
-        tensor.copy_(value)
 
 
 @contextmanager
@@ -245,9 +183,9 @@ class _Traced(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.frozen = Frozen()
+        self.stops = GradientStops()
         recorder = current_recorder()
-        self.own = {**_FUNCTIONS, **self.frozen.functions()}
+        self.own = {**_FUNCTIONS, **self.stops.functions()}
         self.own |= {} if recorder is None else recorder.functions()
 
     def __torch_function__(
@@ -260,8 +198,7 @@ class _Traced(TorchFunctionMode):
         """See the class."""
         if func in self.own:
             return self.own[func](*args, **(kwargs or {}))
-        args, kwargs = self.frozen.stopped(func, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        return self.stops.call(func, args, kwargs or {})
 
 
 @contextmanager

@@ -4,6 +4,7 @@ not theirs: against PyTorch. A row each."""
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -190,6 +191,13 @@ def made_without_gradient_and_filled_with_one(m: Any, x: Any) -> Any:
 def changed_behind_autograds_back(m: Any, x: Any) -> Any:
     h = m.a(x) * 1
     h.detach().mul_(2)
+    return m.b(h).square().sum()
+
+
+def a_view_changed_behind_autograds_back(m: Any, x: Any) -> Any:
+    h = m.a(x)
+    with torch.no_grad():
+        h[0].mul_(2)
     return m.b(h).square().sum()
 
 
@@ -393,6 +401,24 @@ def test_loss_and_gradients_are_those_of_pytorch(first: int) -> None:
     assert {name: error for name, error in errors.items() if error > TOLERANCE} == {}
 
 
+def a_choice_that_is_drawn(m: Any, x: Any) -> Any:
+    """PyTorch detaches within its own function."""
+    return (F.gumbel_softmax(m.a(x), hard=True) * m.b(x)).square().sum()
+
+
+def a_branch_without_gradients(m: Any, x: Any) -> Any:
+    with torch.no_grad():
+        wanted = torch.cond(x.sum() > 0, m.a, m.b, (m.c(x),))
+    return F.mse_loss(m.a(m.c(x)), wanted)
+
+
+@pytest.mark.parametrize("step", [a_choice_that_is_drawn, a_branch_without_gradients])
+def test_stops_within_what_pytorch_calls_are_right_by_the_check(step: Step) -> None:
+    check = captured(memplan.TorchStep(Net(), step, {"x": batch()["x"]})).check
+    assert check is not None
+    assert check.verdict == "equal", check.lines
+
+
 def refused(step: Step, **given: Any) -> str:
     with pytest.raises(memplan.MemplanError) as caught:
         captured(memplan.TorchStep(Net(), step, given))
@@ -415,7 +441,8 @@ def test_what_cannot_be_said_is_refused_by_name() -> None:
 
     assert "max_norm" in refused(limited, tokens=tokens)
     assert "ctc_loss" in refused(sequences, x=x)
-    assert "detach()" in refused(changed_behind_autograds_back, x=x)
+    for changed in (changed_behind_autograds_back, a_view_changed_behind_autograds_back):
+        assert re.search(r"detach\(\).*test_captured_code\.py:\d+", refused(changed, x=x))
     frozen = Net()
     frozen.a.weight.requires_grad_(False)
     with pytest.raises(memplan.MemplanError, match="requires_grad_"):
@@ -510,7 +537,7 @@ def unmended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     for module, name in ((trace, "tracing"), (prepared_step, "traced_calls")):
         monkeypatch.setattr(module, name, nullcontext)
-    monkeypatch.setattr(program, "with_stops", lambda given: given)
+    monkeypatch.setattr(trace, "complete_stops", lambda given: None)
     monkeypatch.setattr(program, "RANDOM", ())
     monkeypatch.setattr(program, "aten_forms", dict)
     monkeypatch.setattr(custom_backward, "_watched", lambda recorder: [])

@@ -15,6 +15,8 @@ from memplan.proto.paths import as_path
 from memplan.proto.read import parse_file
 from memplan.providers import PROVIDERS
 from memplan.runtime.installed import require_runtime
+from memplan.runtime.messages import RunRequest
+from memplan.runtime.run_failures import explain
 from memplan.units import did_you_mean
 
 
@@ -57,7 +59,15 @@ def load(
             near = did_you_mean(name, known)
             raise UsageError(f"unknown execution provider {name!r}", f"{near}e.g. {known[-1]}")
     given = path.SerializeToString() if isinstance(path, onnx.ModelProto) else str(path)
-    return onnxruntime.InferenceSession(given, _options(metadata), providers=list(chosen))
+    plugins = [key for key, has in PROVIDERS.items() if has.plugin and has.runtime_name in chosen]
+    if not plugins:
+        return onnxruntime.InferenceSession(given, _options(metadata), providers=list(chosen))
+    from memplan.runtime.sessions import open_session  # imports onnxruntime
+
+    try:  # the runtime itself would take the CPU instead, with a warning
+        return open_session(given, RunRequest(provider=plugins[0]), _options(metadata))
+    except Exception as error:
+        raise explain(str(error), "loading the model", plugins[0]) from None
 
 
 def _model(model: onnx.ModelProto | PathLike[str] | str) -> onnx.ModelProto:

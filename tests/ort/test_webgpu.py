@@ -12,6 +12,7 @@ import onnx
 import onnx.parser
 import pytest
 
+import memplan
 from memplan.api.grad.differentiate import grad
 from memplan.api.grad.training_graph import GradOptions
 from memplan.api.rewrite.goal import RewriteOptions
@@ -74,6 +75,7 @@ def test_a_rewritten_step_has_the_bits_of_the_original(tmp_path: Path, share: st
     assert not [each for each in found.findings if each.part in ("nodes", "outputs")]
     assert any("memory is predicted only" in note for note in found.notes)
     assert found.as_json()["rewritten"]["measured_peak_bytes"] is None
+    assert memplan.load(out).get_providers()[0] == "WebGpuExecutionProvider"
 
 
 def test_with_adam_nodes_on_the_host_do_not_break_the_order(tmp_path: Path) -> None:

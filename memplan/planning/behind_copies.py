@@ -70,23 +70,26 @@ def _first_wait(graph: Graph, session: SessionKind) -> _Wait | None:
     held, devices = place(unbound(graph), session.provider)
     own = set(range(len(graph.nodes))) - devices.host_nodes
     order = [node for node in placed_order(held, session, devices) if node in own]
-    for done, (runs, due) in enumerate(zip(order, sorted(order), strict=True)):
-        if runs == due:
-            continue
-        back = order.index(due)
+    while (listed := sorted(order)) != order:
+        done = next(k for k, due in enumerate(listed) if order[k] != due)
+        back = order.index(listed[done])
         early = set(order[done:back])
+        roots = [
+            node
+            for node in sorted(early)
+            if not any(graph.tensors[t].producer in early for t in graph.nodes[node].reads)
+        ]
         for waited in order[back:]:
             tensor = _shown(graph, graph.nodes[waited], session.provider)
-            slots = [
-                (node, slot)
-                for node in sorted(early)
-                if node > waited
-                and not any(graph.tensors[t].producer in early for t in graph.nodes[node].reads)
-                and (slot := _slot(graph, graph.nodes[node], devices)) is not None
-            ]
-            if tensor is not None and slots:
+            if tensor is None:
+                continue
+            found = ((node, _slot(graph, graph.nodes[node], devices)) for node in roots)
+            slots = [(node, slot) for node, slot in found if slot is not None and node > waited]
+            if slots:
                 return _Wait(tensor, slots)
-        return None
+            break
+        # Nothing can make these wait; what reads them may.
+        order = [node for node in order if node not in roots]
     return None
 
 

@@ -34,6 +34,16 @@ MIDDLE = """g (float[4,4] x) => (float[4,4] y) {
   b = Relu (s)
   e = Exp (x)
   y = Add (b, e) }"""
+LOOSE = """g (float[4,4] x, int64[4] n) => (float[4] y, float[4,4] z) {
+  z = Relu (x)
+  i = Cast <to = 1> (n)
+  b = Relu (i)
+  c = Constant <value_float = 0.0> ()
+  d = Constant <value_float = 4.0> ()
+  u = Constant <value_float = 1.0> ()
+  r = Range (c, d, u)
+  e = Exp (r)
+  y = Add (b, e) }"""
 PLACED = "g (float[4,4] x) => (float[4,4] y) { a = Relu (x) b = Exp (x) y = Add (a, b) }"
 
 
@@ -65,6 +75,13 @@ def test_what_overtakes_waits(text: str, early: list[str]) -> None:
     original = prepare(copied(before), Path("m.onnx"), {})
     found = prove(reference_side(original, fenced), Side(fenced, Path()), "webgpu")
     assert found.reason is None
+
+
+def test_what_reads_a_node_that_cannot_wait_does() -> None:
+    """Range reads on the host alone."""
+    model = parse(LOOSE)
+    assert order_of(model)[:3] == ["z", "r", "e"]
+    assert order_of(in_planned_order(model, TUNED, graph_of))[:3] == ["z", "r", "b"]
 
 
 @pytest.mark.parametrize(("text", "opset"), [(PLACED, 18), (LABELS, 14)])

@@ -16,8 +16,9 @@ from helpers.effort import THOROUGH
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "sample_models"
-# Larger models that some checkouts have beside them; tests use them when they are there.
-SHARED = Path(os.environ.get("MEMPLAN_SHARED", ROOT.parent / "shared")) / "models"
+# Larger models, which tests use where the environment names their folder: a clone runs the same
+# tests wherever it lies.
+SHARED = Path(os.environ.get("MEMPLAN_SHARED", os.devnull)) / "models"
 DIMS = {
     "gpt_dynamic": {"N": 4},
     "gpt_dyn": {"s78": 4},
@@ -31,7 +32,7 @@ def sample_models() -> list[Path]:
 
 
 def runnable_models(*names: str) -> list[Path]:
-    """Sample models and, where present, the shared runnable ones.
+    """Sample models and, where they are named, the shared runnable ones.
 
     ``names``: the samples that will do where a test takes seconds on each; all in a thorough run.
     """

@@ -203,11 +203,15 @@ def _most(diff: Diff, sign: int, least: int = 0) -> str:
             largest.setdefault(what_of(change), change)
     ranked = sorted(found.items(), key=lambda item: -abs(item[1][1]))[:_REASONS]
     return "; ".join(
-        f"{counted(count, 'tensor')} {what} ({format_delta(nbytes)}, {largest[what].name}"
+        f"{counted(count, 'tensor')} {what} ({format_delta(nbytes)}, {_named(largest[what])}"
         f"{' and others' if count > 1 else ''})"
         for what, (count, nbytes) in ranked
         if abs(nbytes) >= least
     )
+
+
+def _named(change: TensorChange) -> str:
+    return change.name if change.module == NO_MODULE else f"{change.module} {change.name}"
 
 
 def place(analysis: Analysis) -> str:

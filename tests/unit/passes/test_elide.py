@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from onnx import helper
 
-from helpers.graphs import TUNED, open_text, parse, tensor, timeline_of
+from helpers.graphs import TUNED, open_text, parse, tensor
 from helpers.passes import applied, nodes
 from memplan.ir.graph_facts import Facts
 from memplan.passes.elide import Elide, find_edits
-from memplan.passes.graph_pass import peak_did_not_rise
 from memplan.passes.manager import (
     run_passes,
 )
@@ -97,16 +96,6 @@ def test_what_a_body_or_a_mark_goes_by_stays() -> None:
     proto.graph.node[1].metadata_props.add(key="memplan.checkpoint", value="true")
     model = open_text(proto)
     assert not find_edits(model)
-
-
-def test_peaks_compare_with_workspace_first() -> None:
-    low, high = (
-        timeline_of("g (float[4] x) => (float[4] y) { [a] y = Exp(x) }"),
-        timeline_of("g (float[4] x) => (float[4] y) { [a] b = Exp(x) [c] y = Exp(b) }"),
-    )
-    assert peak_did_not_rise(low, high)
-    assert peak_did_not_rise(low, low)
-    assert not peak_did_not_rise(high, low)
 
 
 def test_a_checkpoint_keeps_its_name() -> None:

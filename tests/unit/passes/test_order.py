@@ -1,10 +1,17 @@
-"""Orders without recomputation."""
+"""Orders without recomputation, results that are made early, and what is freed of the unread."""
 
 from __future__ import annotations
 
-from helpers.graphs import TUNED, open_text
+import pytest
+
+from helpers.graphs import TUNED, node, open_text, timeline_of
 from helpers.passes import STEP, TWO_WIDE, applied, nodes
+from memplan.ir.graph import Phase
+from memplan.passes import early
+from memplan.passes.early import early_results
+from memplan.passes.manager import run_passes
 from memplan.passes.order import Order, early_order, in_order
+from memplan.passes.release import Release
 from memplan.simulate.timeline import simulate
 
 
@@ -28,3 +35,71 @@ def test_updates_run_as_soon_as_their_gradients_are_there() -> None:
     updates = {place[name] for name in ("tick", "me", "de", "ue", "md", "dd", "ud")}
     order = [model.graph.nodes[n].name for n in early_order(model.graph, updates)]
     assert " ".join(order) == ("enc act dec loss seed gd md tick dd ud gr sign gh ge me de ue")
+
+
+RELU6 = """g (float[8, 64] i) => (float[8, 64] g) <float zero = {0}, float six = {6}>
+{ [x] x = Neg(i) [act] y = Clip(x, zero, six) [next] z = Sin(y) [after] w = Mul(z, y)
+ [low] a = Greater(x, zero) [high] b = Less(x, six) [both] m = And(a, b) [gy] v = Mul(w, y)
+ [cast] c = Cast <to: int = 1>(m) [gradient] g = Mul(c, v) }"""
+
+
+def test_masks_are_made_at_once() -> None:
+    timeline = timeline_of(RELU6)
+    order = [timeline.graph.nodes[n].name for n in early_results(timeline)]
+    assert order == ["x", "act", "low", "high", "both", "next", "after", "gy", "cast", "gradient"]
+    after = applied(RELU6, Order(rounds=1))
+    assert simulate(after.graph, TUNED).dynamic_peak_bytes < timeline.dynamic_peak_bytes
+
+
+def test_late_readers_that_make_more_or_need_more_stay() -> None:
+    text = """g (float[8, 8] i) => (float[8, 8] g) { [x] x = Neg(i) [y] y = Exp(x) [z] z = Sin(y)
+      [large] a = Cast <to: int = 11>(x) [b] b = Cast <to: int = 1>(a) [g] g = Mul(b, z) }"""
+    assert early_results(timeline_of(text)) == list(range(6))
+    other = text.replace("Cast <to: int = 11>(x)", "Greater(x, z)")
+    assert early_results(timeline_of(other)) == list(range(6))
+    small = text.replace("to: int = 11", "to: int = 9")
+    assert early_results(timeline_of(small)) == [0, 1, 3, 2, 4, 5]
+    given = small.replace("[x] x = Neg(i)", "[x] x = Reshape(i, s)").replace(
+        "(float[8, 8] g) {", "(float[8, 8] g) <int64[2] s = {8, 8}> {"
+    )
+    assert early_results(timeline_of(given)) == list(range(6))  # a view frees nothing
+
+
+def test_thousands_of_readers_of_one_tensor_are_looked_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """States that one sum reads, each renewed by what the sum gives: no masks, and no time."""
+    count, looks = 400, list[int]()
+    real = early._behind
+    monkeypatch.setattr(early, "_behind", lambda *given: looks.append(1) or real(*given))
+    inputs = ", ".join(f"float[1] w{k}" for k in range(count))
+    outputs = ", ".join(f"float[1] n{k}" for k in range(count))
+    read = ", ".join(f"w{k}" for k in range(count))
+    nodes = " ".join(f"[sub{k}] n{k} = Sub(w{k}, s)" for k in range(count))
+    model = open_text(f"g ({inputs}) => ({outputs}) {{ [sum] s = Sum({read}) {nodes} }}")
+    timeline = simulate(model.graph, TUNED)
+    assert early_results(timeline) == list(range(count + 1))
+    assert len(looks) < 2 * count
+
+
+SPLIT = """g (float[2, 48] z) => (float[2, 24] w) { [halves] left, right = Split <axis: int = 1,
+ num_outputs: int = 2>(z) [act] e = Exp(right) [mid] f = Sin(e) [last] w = Exp(f) }"""
+
+
+def test_an_unread_result_gets_a_reader_right_behind_its_maker() -> None:
+    model = open_text(SPLIT)
+    before = simulate(model.graph, TUNED)
+    step = run_passes([Release()], model, before)[0]
+    assert nodes(step.model) == "halves left/release act mid last"
+    assert step.note == "1 node with results that nothing reads"
+    assert step.timeline.dynamic_peak_bytes < before.dynamic_peak_bytes
+    assert step.model.phases.of[1] is step.model.phases.of[0] is Phase.FORWARD
+    again = run_passes([Release()], step.model, step.timeline)[0]
+    assert again.model is step.model
+    assert not again.changed
+
+
+def test_eight_bytes_are_not_worth_a_reader() -> None:
+    text = SPLIT.replace("[2, 48]", "[1, 4]").replace("[2, 24]", "[1, 2]")
+    assert node(applied(text, Release()).graph, "halves").op == "Split"
+    assert "release" not in nodes(applied(text, Release()))

@@ -1,21 +1,28 @@
-"""Plans from graphs: what is kept, forced, refused and said."""
+"""Plans from graphs: what is kept, forced, refused and said; and what is known of tensors."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from helpers.graphs import KIB, REUSING, TUNED, graph_of, names, tensor
+from helpers import checkpoints
+from helpers.graphs import KIB, REUSING, TUNED, graph_of, names, open_text, tensor
 from memplan.errors import InfeasibleError
+from memplan.ir.phases import differentiated, find_phases
+from memplan.ops.memory import semantics
+from memplan.planning.certificate import certificate
+from memplan.planning.labels import labels_of
+from memplan.planning.late_views import late_views
 from memplan.planning.plan import Plan
 from memplan.planning.planner import PlanRequest, make_plan, prepare, without_unread
+from memplan.simulate.run_order import execution_order
 from memplan.simulate.session import session_kind
 from memplan.solver.evaluate import decide
 from memplan.solver.strategies.builtin import parse_strategy
 
 SECONDS = 30.0  # far more than any of these needs: they end by iterations
-
-
 STEP = """
 g (float[256] x) => (float[256] y) <int64[1] all = {0}>
 {
@@ -121,3 +128,64 @@ def test_plans_are_for_sessions_in_file_order_without_reuse() -> None:
     for session in (session_kind("default"), REUSING):
         with pytest.raises(ValueError, match="tuned"):
             prepare(PlanRequest(graph, session, KIB, lambda g: [1.0] * len(g.nodes)))
+
+
+@pytest.mark.parametrize(
+    ("extra", "bound", "kind", "text"),
+    [
+        (
+            0.0471,
+            0.0459,
+            "order-free",
+            "at most 0.12 percentage points from optimal "
+            "(certified: no plan in any order costs less than +4.59%)",
+        ),
+        (0.15878, 0.1587, "order-free", "at most 0.008 percentage points from optimal"),
+        (0.1, 0.1, "for this node order", "optimal (certified: no plan for this node order"),
+        (0.1, 0.0, "none: too large", "distance from optimal unknown (none: too large)"),
+    ],
+)
+def test_how_far_a_plan_is_from_optimal(extra: float, bound: float, kind: str, text: str) -> None:
+    assert certificate(extra, bound, kind).startswith(text)
+
+
+def test_kinds_of_a_graph() -> None:
+    graph = graph_of(checkpoints.STEP)
+    labels = labels_of(graph, frozenset({1, 2}))
+    unfit = {labels.names[t] for t in np.flatnonzero(labels.unfit)}
+    assert unfit == {"d", "keep", "mean", "dev", "c"}
+    assert labels.elements[labels.names.index("a")] == 1600
+    assert labels.elements[labels.names.index("loss")] == 1
+    assert np.flatnonzero(labels.differentiated).tolist() == [1, 2]
+
+
+def test_gradients_flow_from_the_parameters_to_the_loss() -> None:
+    model = open_text(checkpoints.STEP)
+    found = {model.graph.nodes[k].name for k in differentiated(model.graph, model.phases)}
+    assert found == {"mul", "drop", "norm", "cast", "masked", "sum"}  # not the mask
+    without = replace(find_phases(model.graph), parameters=frozenset(), loss=None)
+    assert differentiated(model.graph, without) == without.forward
+
+
+SHAPE_IS_A_VIEW = """g (float[2,3] x) => (float y)
+  <int64 six = {6}, int64[1] zero = {0}>
+  { [exp] a = Exp (x) [u] shape = Unsqueeze (six, zero) [tanh] b = Tanh (a)
+    [r] flat = Reshape (a, shape) [v] again = Unsqueeze (flat, zero) [neg] c = Neg (b)
+    [sum] y = ReduceSum <keepdims = 0> (again) }"""
+TWO_READERS = """g (float[2,3] x) => (float[6] y, float[6] z)
+  <int64 six = {6}, int64[1] zero = {0}>
+  { [u] shape = Unsqueeze (six, zero) [r] flat = Reshape (x, shape) [exp] y = Exp (flat)
+    [abs] a = Abs (x) [s] other = Reshape (a, shape) [neg] z = Neg (other) }"""
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (SHAPE_IS_A_VIEW, ["exp", "tanh", "neg", "u", "r", "v", "sum"]),
+        (TWO_READERS, ["u", "r", "exp", "abs", "s", "neg"]),
+    ],
+)
+def test_a_view_comes_behind_all_that_it_reads(text: str, names: list[str]) -> None:
+    graph = graph_of(text)
+    order = late_views(graph, list(execution_order(graph, TUNED)), semantics("cpu"))
+    assert [graph.nodes[index].name for index in order] == names

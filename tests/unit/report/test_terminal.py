@@ -6,6 +6,7 @@ import io
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -14,11 +15,16 @@ from rich.console import Console
 
 from helpers.reports import text_of
 from helpers.running import Memplan
-from memplan.api.analysis import Analysis
+from helpers.state_graphs import state_step
+from memplan.api.analysis import Analysis, analyze
+from memplan.api.validate.proof import proof_line
 from memplan.api.validate.validation import Run
+from memplan.equivalence.prove import Equivalence
 from memplan.report.parts import Report, Table
 from memplan.report.tell.analysis import tell_analysis
 from memplan.report.tell.names import listed
+from memplan.report.tell.rewrite import equivalence_line
+from memplan.report.tell.state import offer_line, state_lines
 from memplan.report.tell.validate import runs_table
 from memplan.report.terminal import tables
 from memplan.report.terminal.tables import shortened
@@ -100,3 +106,51 @@ def test_grad_says_once_what_every_tensor_has(inside: Memplan, tmp_path: Path) -
     )
     assert f"{each}NAME_new, NAME.exp_avg_new, NAME.exp_avg_sq_new " in text
     assert text.count("block.7.weight") == 1
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (Equivalence(None, kept=1), "equivalent by construction: 1 node unchanged"),
+        (
+            Equivalence(None, kept=9, recomputed=2, explained=3, pins=1),
+            "equivalent by construction: 9 nodes unchanged, 2 recomputed, 3 explained by a rule, "
+            "1 pin",
+        ),
+        (
+            Equivalence(None, kept=9, assumed=("loop_a", "loop_b")),
+            "equivalent by construction (9 nodes unchanged) apart from 2 loops with a new body "
+            "(loop_a and 1 more), whose outputs validate compares",
+        ),
+    ],
+)
+def test_the_line_says_what_was_proved(found: Equivalence, text: str) -> None:
+    assert equivalence_line(found) == text
+
+
+@pytest.mark.parametrize(
+    "taken", [{}, {"rounded": ("y",)}, {"assumed": ("loop",)}], ids=["alone", "rounded", "assumed"]
+)
+def test_random_numbers_in_another_order_are_told_beside_all_else(taken: dict[str, Any]) -> None:
+    found = Equivalence(None, kept=5, redrawn=True, **taken)
+    assert "drawn in another order" in equivalence_line(found)
+    assert "drawn in another order" in proof_line(found)
+
+
+def test_second_buffers_are_told_with_the_reason() -> None:
+    lines = state_lines(analyze(state_step(3), state="in-place").graph)
+    assert "over the old values" in lines[0]
+    assert "in a second buffer" in lines[1]
+
+
+def test_nothing_is_said_of_state_in_memory_of_the_run() -> None:
+    assert state_lines(analyze(state_step(3)).graph) == []
+
+
+def test_what_binding_would_save_is_offered_in_the_unit_of_the_headline() -> None:
+    found = analyze(state_step(7))
+    bound = found.with_state_in_place()
+    assert bound is not None
+    saved = found.timeline.peak_bytes - bound.peak_bytes
+    assert bool(offer_line(found.timeline, bound)) is (saved > 0)
+    assert offer_line(found.timeline, None) == []

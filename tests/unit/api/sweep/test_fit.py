@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from helpers.sweeps import NO_PLAN, footprint, planned, search
 from memplan.api.sweep.fit import LARGEST, caveats, in_words, next_numbers
 from memplan.api.sweep.point import Answer, Failure
 from memplan.errors import EXIT_MODEL
+
+Question = Callable[[int], Answer]
 
 
 def peak(value: int) -> Answer:
@@ -34,6 +39,9 @@ def test_the_largest_is_found_with_its_cost() -> None:
     (note,) = caveats(fit)
     assert note == "N=201: no plan found; the floor fits up to 250"
     assert len(asked) == len(set(asked))
+    found = fit.as_json()
+    assert (found["how"], found["dim"], found["dims"]) == ("recomputed", "N", {})
+    assert (found["largest"], found["as_it_is"], found["budget_bytes"]) == (200, 100, 1000)
 
 
 def test_plans_are_made_only_from_what_fits_as_it_is_on() -> None:
@@ -63,46 +71,44 @@ def test_next_numbers(low: int, high: int | None, wanted: tuple[int, ...]) -> No
     assert next_numbers(low, high) == wanted
 
 
-def test_a_peak_that_never_grows_fits_at_any_size() -> None:
-    fit, _ = search(1000, lambda v: footprint(10, 4), lambda v: NO_PLAN)
-    assert (fit.as_it_is, fit.largest, fit.refused) == (LARGEST, LARGEST, None)
+def flat(value: int) -> Answer:
+    return footprint(10, 4)
+
+
+def rigid(value: int) -> Answer:
+    return footprint(10 * value, 10 * value)
+
+
+def up_to(most: int, *more: Any) -> Question:
+    """A plan for any value that is not larger."""
+    return lambda value: planned(1000, *more) if value <= most else NO_PLAN
+
+
+# A budget, what is asked, and how far it goes: as it is, at all, what is refused, how, in words.
+FITS: list[tuple[int, Question, Question, tuple[Any, ...], str]] = [
+    (1000, flat, up_to(0), (LARGEST, LARGEST, None, "as it is"), ""),
+    (8, peak, up_to(1), (0, 1, 2, "recomputed"), "nothing as it is"),
+    (3, peak, up_to(0), (0, 0, 1, "none"), "nothing fits 3 (3 B): not even N=1 with recomputation"),
+    (1000, rigid, up_to(0), (100, 100, 101, "as it is"), "rewriting does not reach further"),
+    (1000, peak, up_to(120, 0.0, 0), (100, 120, 121, "free"), "without recomputation"),
+    # Fusions may reach below the floor of the file, which is at 250.
+    (1000, peak, up_to(300), (100, 300, 301, "recomputed"), ""),
+]
+
+
+@pytest.mark.parametrize(("budget", "asked", "answered", "wanted", "words"), FITS)
+def test_how_far_it_goes(
+    budget: int, asked: Question, answered: Question, wanted: tuple[Any, ...], words: str
+) -> None:
+    fit, _ = search(budget, asked, answered)
+    assert (fit.as_it_is, fit.largest, fit.refused, fit.how) == wanted
+    assert words in in_words(fit)
 
 
 def test_only_multiples_of_the_step_are_asked() -> None:
     fit, asked = search(1000, peak, plan, step=16)
     assert all(value % 16 == 0 for value, _ in asked)
     assert (fit.as_it_is, fit.largest, fit.refused) == (96, 192, 208)
-
-
-def test_nothing_fits_as_it_is() -> None:
-    fit, _ = search(8, peak, lambda value: planned(8) if value == 1 else NO_PLAN)
-    assert (fit.as_it_is, fit.largest, fit.how) == (0, 1, "recomputed")
-    assert in_words(fit).endswith("nothing as it is")
-
-
-def test_nothing_fits_at_all() -> None:
-    fit, _ = search(3, peak, lambda value: NO_PLAN)
-    assert (fit.largest, fit.how, fit.refused) == (0, "none", 1)
-    assert in_words(fit) == "nothing fits 3 (3 B): not even N=1 with recomputation"
-
-
-def test_rewriting_may_bring_nothing() -> None:
-    fit, _ = search(1000, lambda value: footprint(10 * value, 10 * value), lambda value: NO_PLAN)
-    assert (fit.largest, fit.how, fit.plan) == (100, "as it is", None)
-    assert (
-        in_words(fit) == "N up to 100 fits 1000 (1000 B) as it is; rewriting does not reach further"
-    )
-
-
-def test_what_is_free_is_not_called_recomputation() -> None:
-    fit, _ = search(1000, peak, lambda v: planned(1000, 0.0, 0) if v <= 120 else NO_PLAN)
-    assert (fit.largest, fit.how) == (120, "free")
-    assert "without recomputation" in in_words(fit)
-
-
-def test_fusions_may_reach_below_the_floor_of_the_file() -> None:
-    fit, _ = search(1000, peak, lambda v: planned(1000) if v <= 300 else NO_PLAN)
-    assert (fit.floor_allows, fit.largest, fit.refused) == (250, 300, 301)
 
 
 def test_a_peak_that_falls_is_said() -> None:
@@ -132,12 +138,3 @@ def test_a_failure_ends_the_search(planning: bool) -> None:
     assert (fit.how, fit.failure, fit.largest) == ("failed", broken, 0)
     known = "; N=100 fits as it is" if planning else ""
     assert in_words(fit) == f"what fits 1000 (1000 B) is not known: cannot be halved{known}"
-
-
-def test_json_has_every_figure() -> None:
-    fit, _ = search(1000, peak, plan)
-    found = fit.as_json()
-    assert found["how"] == "recomputed"
-    assert (found["dim"], found["largest"], found["as_it_is"]) == ("N", 200, 100)
-    assert found["budget_bytes"] == 1000
-    assert found["dims"] == {}

@@ -105,19 +105,16 @@ def test_a_larger_budget_never_costs_more_than_a_smaller_one(
         assert all(p.planned and p.planned.budget_bytes == p.budget_bytes for p in points)
 
 
-def test_without_budgets_nothing_is_planned(model: Path, counted: list[Task]) -> None:
+def test_every_question_is_asked_once_and_without_budgets_nothing_is_planned(
+    model: Path, counted: list[Task]
+) -> None:
     found = swept(model, dims={"N": (8, 16, 8)}, sessions=("tuned", "default"))
     assert [(p.dims["N"], p.session) for p in found.points] == [
-        (8, "tuned"),
-        (16, "tuned"),
-        (8, "default"),
-        (16, "default"),
+        (size, session) for session in ("tuned", "default") for size in (8, 16)
     ]
     assert {p.status for p in found.points} == {Status.ANALYZED}
     assert all(task.plan is None for task in counted)
-
-
-def test_every_question_is_asked_once(model: Path, counted: list[Task]) -> None:
+    counted.clear()
     swept(model, "60%", "60%", dims={"N": [256, 256]}, fit="300kB")
     assert len(counted) == len(set(counted))
 
@@ -148,12 +145,9 @@ def test_the_worst_failure_is_the_error_where_nothing_has_an_answer(
 def test_a_bug_is_told_though_others_have_answers(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(task: Task) -> Answer:
-        if dict(task.dims)["N"] == 16:
-            return Failure("ValueError: oops", "", EXIT_BUG)
-        return solve.solve(task)
-
-    monkeypatch.setattr(sweeping, "solve", broken)
+    broken = Failure("ValueError: oops", "", EXIT_BUG)
+    bad = {16: broken}
+    monkeypatch.setattr(sweeping, "solve", lambda t: bad.get(dict(t.dims)["N"]) or solve.solve(t))
     found = swept(model, dims={"N": [8, 16]})
     assert found.counts == {Status.ANALYZED: 1, Status.FAILED: 1}
     assert found.error is not None
@@ -162,15 +156,15 @@ def test_a_bug_is_told_though_others_have_answers(
 
 def test_a_lost_process_is_a_row(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def losing(work: Any, items: Any, jobs: int) -> Iterator[tuple[int, object]]:
-        for index, item in enumerate(items):
-            yield index, None if index else work(item)
+        yield from ((k, None if k else work(item)) for k, item in enumerate(items))
 
     monkeypatch.setattr(sweeping, "answers", losing)
     found = memplan.sweep(model, dims={"N": [8, 16]})
     assert [p.status for p in found.points] == [Status.ANALYZED, Status.FAILED]
-    assert found.points[1].failure is not None
-    assert found.points[1].failure.exit_code == EXIT_ENVIRONMENT
-    assert "ended by the system" in found.points[1].failure.message
+    failure = found.points[1].failure
+    assert failure is not None
+    assert failure.exit_code == EXIT_ENVIRONMENT
+    assert "ended by the system" in failure.message
 
 
 def test_progress_counts_finished_questions(model: Path) -> None:
@@ -218,19 +212,13 @@ def test_fit_is_the_largest_that_fits(model: Path) -> None:
     assert f"N up to {fit.largest:,} fits" in repr(found)
 
 
-def test_fit_beside_a_grid_of_the_same_dimension(model: Path) -> None:
-    found = swept(model, fit="400kB", fit_step=64, dims={"N": [8, 2000]})
+def test_fit_beside_a_grid_of_the_same_dimension_and_with_a_reserve(model: Path) -> None:
+    found = swept(model, fit="300kB", fit_step=64, dims={"N": [8, 2000]})
     assert found.fits[0].dim == "N"
-    rows = {p.dims["N"]: p for p in found.points}
-    assert rows[8].status is Status.PLANNED
-    assert rows[2000].status is Status.INFEASIBLE
-
-
-def test_a_reserve_counts_in_fits(model: Path) -> None:
-    less = swept(model, fit="400kB", reserve=memplan.parse_size("100kB"), fit_step=128)
-    assert less.fits[0].budget_bytes == 300_000
-    same = swept(model, fit="300kB", fit_step=128)
-    assert less.fits[0].largest == same.fits[0].largest
+    rows = {p.dims["N"]: p.status for p in found.points}
+    assert (rows[8], rows[2000]) == (Status.PLANNED, Status.INFEASIBLE)
+    less = swept(model, fit="400kB", reserve=memplan.parse_size("100kB"), fit_step=64).fits[0]
+    assert (less.budget_bytes, less.largest) == (300_000, found.fits[0].largest)
     with pytest.raises(UsageError, match="leaves nothing"):
         swept(model, fit="400kB", reserve=memplan.parse_size("400kB"))
 
@@ -297,9 +285,13 @@ def test_wrong_use(
     assert not counted
 
 
-def test_no_model_is_wrong_use() -> None:
+def test_no_model_and_options_that_are_gone_are_wrong_use() -> None:
     with pytest.raises(UsageError, match="no model"):
         memplan.sweep([])
+    for name in ("address", "backend", "resume"):
+        with pytest.raises(UsageError, match=f"SweepOptions no longer takes {name}$") as caught:
+            memplan.SweepOptions(**{name: "dask"})  # type: ignore[arg-type]
+        assert caught.value.hint
 
 
 # --- What a worker answers
@@ -332,16 +324,11 @@ def test_whatever_is_raised_is_an_answer(
 # --- What it shows
 
 
-def test_what_is_shown(model: Path) -> None:
-    found = swept(model, "60%", dims={"N": [256, 512]})
-    lines = repr(found).splitlines()
-    assert lines[0] == "<Sweep 2 points: 2 planned>"
-    assert len(lines) <= 10
-    assert "N=256,512" in repr(found)
-
-
-def test_json_has_every_point(model: Path) -> None:
+def test_text_and_json_have_every_point(model: Path) -> None:
     found = swept(model, "60%", "1kB", dims={"N": [256]})
+    lines = repr(found).splitlines()
+    assert lines[0] == "<Sweep 2 points: 1 planned, 1 infeasible>"
+    assert len(lines) <= 10
     content = json.loads(json.dumps(found.as_json()))
     assert content["schema"] == "memplan.sweep/1"
     assert [p["status"] for p in content["points"]] == ["planned", "infeasible"]
@@ -352,10 +339,3 @@ def test_json_has_every_point(model: Path) -> None:
     assert second["extra_cost_fraction"] is None
     assert content["effort"] == 50
     assert content["runtime"]["cpu"]["installed"]
-
-
-@pytest.mark.parametrize("name", ["address", "backend", "resume"])
-def test_options_that_are_gone_are_told(name: str) -> None:
-    with pytest.raises(UsageError, match=f"SweepOptions no longer takes {name}$") as caught:
-        memplan.SweepOptions(**{name: "dask"})
-    assert caught.value.hint

@@ -15,7 +15,10 @@ from helpers.chunking import (
     runs,
     state_from,
 )
+from helpers.graphs import open_text
 from memplan.ops.facets import SUM
+from memplan.passes.change import facts_of
+from memplan.passes.chunk.uses import uses
 
 
 def test_logits_and_loss_are_one_region_forward_and_backward() -> None:
@@ -53,66 +56,47 @@ def test_forward_and_backward_apart_are_two_blocks_that_hand_on_pieces() -> None
     assert not [name for name in joined if name.startswith("p/")]
 
 
-def test_what_lies_between_joins_where_it_is_little() -> None:
-    """A softmax in parts: the sums are small, and lead from the region back into it."""
-    state = state_from(
+# A graph, a node's tensor to begin with, and what is chunked with it, all in one block.
+REGIONS: dict[str, tuple[str, str, str]] = {
+    # A softmax in parts: the sums are small, and lead from the region back into it.
+    "what lies between is little": (
         """g (float[8, 4] x, float[4, 64] w) => (float[8, 4] y) <int64[1] last = {1}> {
-            [mm] s = MatMul(x, w)
-            [max] m = ReduceMax(s, last)
-            [sub] d = Sub(s, m)
-            [exp] e = Exp(d)
-            [sum] t = ReduceSum(e, last)
-            [div] p = Div(e, t)
-            [wt] wt = Transpose(w)
-            [out] y = MatMul(p, wt)
-        }"""
-    )
-    region = region_of(state, "e", 0)
-    assert region is not None
-    assert member_names(state, region) == "mm max sub exp sum div out"
-    assert set(region.block.values()) == {0}
+            [mm] s = MatMul(x, w) [max] m = ReduceMax(s, last) [sub] d = Sub(s, m) [exp] e = Exp(d)
+            [sum] t = ReduceSum(e, last) [div] p = Div(e, t) [wt] wt = Transpose(w)
+            [out] y = MatMul(p, wt) }""",
+        "e",
+        "mm max sub exp sum div out",
+    ),
+    # It is no sum: it is outside, and what it reads is joined.
+    "a maximum over the chunked axis": (
+        """g (float[8, 4] x, float[4, 64] w) => (float[1, 64] y) <int64[1] first = {0}> {
+            [mm] a = MatMul(x, w) [wide] wide = Exp(a) [max] y = ReduceMax(wide, first) }""",
+        "wide",
+        "mm wide",
+    ),
+    "a mean over the chunked axis": (
+        """g (float[8, 4] x, float[4, 64] w) => (float[1, 64] y) <int64[1] first = {0}> {
+            [mm] a = MatMul(x, w) [wide] wide = Tanh(a) [mean] y = ReduceMean(wide, first) }""",
+        "wide",
+        "mm wide",
+    ),
+    # Rows of a with all of its columns: each product needs every chunk.
+    "what reads the whole of what is chunked": (
+        """g (float[8, 8] x) => (float[8, 8] y) {
+            [exp] a = Exp(x) [mm] b = MatMul(x, a) [out] y = Tanh(b) }""",
+        "b",
+        "mm out",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "axis", "members"),
-    [
-        # A maximum over the chunked axis is no sum: it is outside, and what it reads is joined.
-        ("wide", 0, "mm wide"),
-        # The mean over the chunked axis likewise.
-        ("other", 0, "mm2 other"),
-    ],
-)
-def test_reductions_over_the_chunked_axis_other_than_sums_stay_outside(
-    name: str, axis: int, members: str
-) -> None:
-    state = state_from(
-        """g (float[8, 4] x, float[4, 64] w) => (float[1, 64] y, float[1, 64] z)
-        <int64[1] first = {0}> {
-            [mm] a = MatMul(x, w)
-            [wide] wide = Exp(a)
-            [max] y = ReduceMax(wide, first)
-            [mm2] b = MatMul(x, w)
-            [other] other = Tanh(b)
-            [mean] z = ReduceMean(other, first)
-        }"""
-    )
-    region = region_of(state, name, axis)
+@pytest.mark.parametrize(("text", "begin", "members"), REGIONS.values(), ids=REGIONS)
+def test_where_a_region_ends(text: str, begin: str, members: str) -> None:
+    state = state_from(text)
+    region = region_of(state, begin, 0)
     assert region is not None
     assert member_names(state, region) == members
-
-
-def test_a_node_that_reads_the_whole_of_what_is_chunked_does_not_join() -> None:
-    """Rows of ``a`` with all of its columns: each product needs every chunk."""
-    state = state_from(
-        """g (float[8, 8] x) => (float[8, 8] y) {
-            [exp] a = Exp(x)
-            [mm] b = MatMul(x, a)
-            [out] y = Tanh(b)
-        }"""
-    )
-    region = region_of(state, "b", 0)
-    assert region is not None
-    assert member_names(state, region) == "mm out"
+    assert set(region.block.values()) == {0}
 
 
 def test_a_sum_that_is_added_to_something_later() -> None:
@@ -141,3 +125,28 @@ def test_a_sum_that_is_added_to_something_later() -> None:
     np.testing.assert_allclose(
         runs(after.model, feeds)["dw"], runs(state.model, feeds)["dw"], rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # Batch statistics: a chunk has others.
+        "g (float[4, 2, 2] x, float[2] s) => (float[4, 2, 2] y) "
+        "{ [n] y = BatchNormalization(x, s, s, s, s) }",
+        # Random numbers: a chunk would draw others.
+        "g (float[4, 2] x, bool t) => (float[4, 2] y) <float r = {0.5}> "
+        "{ [n] y = Dropout(x, r, t) }",
+        # Without axes, a chunk of one row would lose that axis, too.
+        "g (float[4, 1, 2] x) => (float[4, 2] y) { [n] y = Squeeze(x) }",
+        # Which axes is not known.
+        "g (float[4, 2] x, int64[1] a) => (float[4, 1] y) { [n] y = ReduceSum(x, a) }",
+        # A body.
+        "g (float[4, 2] x, bool c) => (float[4, 2] y) { [n] y = If (c) "
+        "<then_branch = a () => (float[4, 2] u) { u = Neg(x) }, "
+        "else_branch = b () => (float[4, 2] v) { v = Exp(x) }> }",
+    ],
+    ids=["batch statistics", "random", "squeeze", "unknown axes", "body"],
+)
+def test_what_is_not_known_has_no_use(text: str) -> None:
+    model = open_text(text)
+    assert uses(facts_of(model), model.graph.nodes[0]) == ()

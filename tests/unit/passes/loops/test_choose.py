@@ -9,14 +9,15 @@ import onnx
 import onnx.parser
 import pytest
 
+from helpers.graphs import open_text
 from helpers.loops import CELL, cell, layer, pairs_of, parsed, steps_of, trained
-from helpers.models import SHARED
 from helpers.running import runner
-from memplan.api.analysis import analyze
+from memplan.api.analysis import analyze, analyze_open
 from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
 from memplan.errors import InfeasibleError, UsageError
 from memplan.passes.loops.choose_storage import named
 from memplan.simulate.opened import open_model
+from memplan.simulate.session import session_kind
 from memplan.units import parse_size
 
 # Bytes of one [3,4] float tensor: what one step of one tensor takes.
@@ -136,9 +137,6 @@ def test_the_planner_stores_as_little_as_it_must(saved: Path) -> None:
     assert stored[1] >= stored[2] > 0
     with pytest.raises(InfeasibleError):
         rewrite(saved, options("75%", scan_recompute="none"), dry_run=True)
-
-
-def test_fit_is_gone(saved: Path) -> None:
     with pytest.raises(UsageError, match="--scan-recompute fit is gone"):
         rewrite(saved, options("80%", scan_recompute="fit"), dry_run=True)
 
@@ -175,10 +173,31 @@ def test_the_commands(
     assert "Loops that store less" in text
 
 
-@pytest.mark.skipif(not (SHARED / "runnable").exists(), reason="no shared models")
-def test_a_loop_pair_of_jax() -> None:
-    """The state before each step, tanh and 1 - tanh are stacked, and read reversed."""
-    model = open_model(SHARED / "runnable" / "jax_rnn_loops.onnx")
-    (pair,) = pairs_of(model)
-    assert [item.name for item in pair.stored] == ["loop_out_1", "loop_out_0", "loop_out_3"]
-    assert (pair.steps, pair.step_bytes) == (12, 3 * 8 * 32 * 4)
+SCANS = """
+g (float[3,4] x, float[4] z) => (float[4] bs, float[4] fs)
+  <int64[1] i0 = {{0}}, int64[1] i4 = {{4}}, int64[1] i1 = {{1}}>
+{{
+  fs, st = Scan <num_scan_inputs = 1,
+    body = b (float[4] s, float[4] e) => (float[4] s2, float[4] o)
+    {{ s2 = Add(s, e)  o = Identity(s2) }}> (z, x)
+  {way}
+  bs = Scan <num_scan_inputs = 1,
+    body = c (float[4] s, float[4] e) => (float[4] s2) {{ s2 = Add(s, e) }}> (z, {end})
+}}"""
+
+
+def test_a_way_that_doubles_at_every_node_is_walked_once() -> None:
+    """Both inputs of each Concat are the one before: 2 to the power of 40 ways."""
+    count, lines = 40, ["d0 = Identity(st)"]
+    for k in range(count):
+        lines.append(f"c{k} = Concat <axis = 1> (d{k}, d{k})")
+        lines.append(f"d{k + 1} = Slice(c{k}, i0, i4, i1)")
+    model = open_text(SCANS.format(way="\n".join(lines), end=f"d{count}"))
+    assert analyze_open(model, session_kind("tuned")).timeline.peak_bytes > 0
+
+
+def test_a_way_of_3000_copies_is_walked() -> None:
+    """Not by a function that calls itself."""
+    lines = ["d0 = Identity(st)", *(f"d{k + 1} = Identity(d{k})" for k in range(3000))]
+    model = open_text(SCANS.format(way="\n".join(lines), end="d3000"))
+    assert analyze_open(model, session_kind("tuned")).timeline.peak_bytes > 0

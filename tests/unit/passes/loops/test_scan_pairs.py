@@ -11,7 +11,7 @@ import memplan
 from helpers.gradients import runtime
 from helpers.loops import pairs_of, recompute_in_scans, reopened
 from helpers.recurrent_layers import BATCH, HIDDEN, STEPS, WIDTH, layer
-from helpers.scans import MIXED, RNN, feeds_for, model_of_text
+from helpers.scans import model_of_text
 from memplan.errors import UsageError
 
 
@@ -45,18 +45,6 @@ def test_layers_of_onnx(op: str, wish: str, stored: int) -> None:
     assert {n.name for n in rewritten.graph.node} == {n.name for n in plain.graph.node}
     feeds = {"x": np.random.default_rng(0).normal(size=(STEPS, BATCH, WIDTH)).astype(np.float32)}
     same_bits(plain, rewritten, feeds)
-
-
-@pytest.mark.parametrize("wish", ["all", "auto", "*", "m+t1"])
-@pytest.mark.parametrize("text", [MIXED, RNN.split("\n", 2)[2]])
-def test_axes_directions_and_states(text: str, wish: str) -> None:
-    if wish == "m+t1" and text is not MIXED:
-        wish = "next"
-    model = model_of_text(text)
-    feeds = feeds_for(model)
-    ys = [value.name for value in model.graph.output]
-    plain = memplan.gradients(model, ys, list(feeds))
-    same_bits(plain, recompute_in_scans(plain, wish), feeds)
 
 
 FOREIGN = """

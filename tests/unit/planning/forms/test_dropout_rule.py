@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from helpers.graphs import TUNED, graph_of, names, node, open_text, tensor
+from helpers.graphs import TUNED, names, node, open_text, tensor
 from helpers.plans import estimate
 from memplan.ops.memory import refusal
 from memplan.planning.encode_problem import Encoded, encode
@@ -50,59 +50,44 @@ def encoded(found: Extended, keep: frozenset[int] = frozenset()) -> Encoded:
     return encode(found, simulate(live, TUNED), [1.0] * len(found.graph.nodes), keep)
 
 
-def test_the_rule_adds_dormant_nodes_behind_the_graph() -> None:
-    found = dropped()
+@pytest.mark.parametrize(("provider", "last"), [("cpu", "Div"), ("cuda", "Mul")])
+def test_the_rule_adds_dormant_nodes_behind_the_graph(provider: str, last: str) -> None:
+    """(cast(mask) · a) / (1 - ratio), in the order of the kernel; on CUDA times the inverse."""
+    found = dropped(provider=provider)
     graph = found.graph
     assert found.first_dormant == 5
     assert names(graph, range(5)) == ["a", "drop", "b", "mf", "y"]
-    cast, product, scale = graph.nodes[5:]
-    assert [n.name for n in (cast, product, scale)] == [
-        "drop/rebuild_cast",
-        "drop/rebuild_mul",
-        "drop/rebuild_scale",
+    rule = [
+        (
+            n.op,
+            *(graph.tensors[t].name.removeprefix("drop/rebuild_") for t in (*n.inputs, *n.outputs)),
+        )
+        for n in graph.nodes[5:]
     ]
-    assert [n.op for n in (cast, product, scale)] == ["Cast", "Mul", "Div"]
-    assert dict(cast.attributes) == {"to": 1}
-    read = [[graph.tensors[t].name for t in n.inputs] for n in (cast, product, scale)]
-    made = [[graph.tensors[t].name for t in n.outputs] for n in (cast, product, scale)]
-    # (cast(mask) · a) / (1 - ratio), in the order of the kernel.
-    assert read == [
-        ["m"],
-        ["drop/rebuild_mask", "a"],
-        ["drop/rebuild_kept", "drop/rebuild_scale"],
+    assert rule == [
+        ("Cast", "m", "mask"),
+        ("Mul", "mask", "a", "kept"),
+        (last, "kept", "scale", "d"),
     ]
-    assert made == [["drop/rebuild_mask"], ["drop/rebuild_kept"], ["d"]]
+    made = [n.name for n in graph.nodes[5:]]
+    assert made == ["drop/rebuild_cast", "drop/rebuild_mul", "drop/rebuild_scale"]
+    assert dict(graph.nodes[5].attributes) == {"to": 1}
     assert len(graph.metadata) == len(graph.nodes)
 
 
-def scale_of(found: Extended) -> np.ndarray:
-    """The constant of the rule."""
-    assert set(found.constants) == {"drop/rebuild_scale"}
-    return np.asarray(found.constants["drop/rebuild_scale"])
+ONE = np.float32(1)
 
 
-@pytest.mark.parametrize("ratio", [0.25, 0.1, 0.5, 0.0, 0.9])
-def test_on_the_cpu_it_divides_by_the_kept_share(ratio: float) -> None:
-    found = dropped(constants=f"float ratio = {{{ratio}}}, bool training = {{1}}")
-    scale = scale_of(found)
-    assert scale.dtype == np.float32
-    assert scale.shape == ()
-    # The kernel subtracts in float32.
-    assert scale == np.float32(1) - np.float32(ratio)
-
-
-@pytest.mark.parametrize("ratio", [0.25, 0.1, 0.9])
-def test_on_cuda_it_multiplies_by_the_inverse(ratio: float) -> None:
-    found = dropped(constants=f"float ratio = {{{ratio}}}, bool training = {{1}}", provider="cuda")
-    assert [n.op for n in found.graph.nodes[5:]] == ["Cast", "Mul", "Mul"]
-    scale = scale_of(found)
-    assert scale.dtype == np.float32
-    assert scale == np.float32(1) / (np.float32(1) - np.float32(ratio))
-
-
-def test_without_a_ratio_it_is_a_half() -> None:
-    found = dropped('d, m = Dropout(a, "", training)', constants="bool training = {1}")
-    assert scale_of(found) == np.float32(0.5)
+@pytest.mark.parametrize("ratio", [0.25, 0.1, 0.5, 0.0, 0.9, None])
+def test_the_scale_is_the_kept_share_or_its_inverse(ratio: float | None) -> None:
+    """The kernel subtracts in float32; without a ratio it is a half."""
+    given: dict[str, str] = {"constants": f"float ratio = {{{ratio}}}, bool training = {{1}}"}
+    if ratio is None:
+        given = {"call": 'd, m = Dropout(a, "", training)', "constants": "bool training = {1}"}
+    share = ONE - np.float32(0.5 if ratio is None else ratio)
+    for provider, wanted in (("cpu", share), ("cuda", ONE / share)):
+        (scale,) = dropped(**given, provider=provider).constants.values()
+        assert (scale.dtype, scale.shape, scale) == (np.float32, (), wanted)
 
 
 NOT_REBUILT = {
@@ -124,13 +109,6 @@ def test_no_rule_where_the_bits_could_differ(reason: str) -> None:
     assert len(found.graph.nodes) == found.first_dormant
 
 
-def test_a_graph_without_dropout_is_left_alone() -> None:
-    graph = graph_of("g (float[4] x) => (float[4] y) { [y] y = Neg(x) }")
-    found = extend(graph, {}, "cpu")
-    assert found.graph == graph
-    assert found.first_dormant == 1
-
-
 def test_dropout_is_never_run_again_itself() -> None:
     assert refusal(":Dropout") == "draws random numbers"
     found = dropped()
@@ -142,17 +120,8 @@ def test_dropout_is_never_run_again_itself() -> None:
     assert maker[tensor(graph, "a").id] == node(graph, "a").id
     # Dormant nodes do not run of themselves, and are ranked between drop and its first reader.
     assert len(problem.order) == found.first_dormant
-    ranks = [
-        problem.arrays.rank[node(graph, name).id]
-        for name in (
-            "a",
-            "drop",
-            "drop/rebuild_cast",
-            "drop/rebuild_mul",
-            "drop/rebuild_scale",
-            "b",
-        )
-    ]
+    own = "a drop drop/rebuild_cast drop/rebuild_mul drop/rebuild_scale b"
+    ranks = [problem.arrays.rank[node(graph, name).id] for name in own.split()]
     assert ranks == sorted(set(ranks))
 
 
@@ -175,30 +144,6 @@ def test_names_of_an_earlier_rewrite_are_left_alone() -> None:
     assert set(again.constants) == {"drop/rebuild2_scale"}
     made = [n.name for n in again.graph.nodes[5:]]
     assert made == ["drop/rebuild2_cast", "drop/rebuild2_mul", "drop/rebuild2_scale"]
-
-
-def test_two_dropouts_have_rules_and_constants_of_their_own() -> None:
-    model = open_text("""
-    g (float[256] x) => (float[256] y) <float r = {0.25}, float s = {0.5}, bool training = {1}>
-    {
-        [a] a = Neg(x)
-        [d1] b, m1 = Dropout(a, r, training)
-        [d2] c, m2 = Dropout(b, s, training)
-        [f1] f1 = Cast<to = 1>(m1)
-        [f2] f2 = Cast<to = 1>(m2)
-        [g1] g1 = Mul(c, f2)
-        [y] y = Mul(g1, f1)
-    }""")
-    found = extend(model.graph, small_constants(model.prepared.bound.graph), "cpu")
-    assert {name: float(value) for name, value in found.constants.items()} == {
-        "d1/rebuild_scale": 0.75,
-        "d2/rebuild_scale": 0.5,
-    }
-    assert len(found.graph.nodes) == 7 + 6
-    ranks = encoded(found).arrays.rank
-    assert len(set(ranks.tolist())) == 13
-    second = node(found.graph, "d2/rebuild_cast").id
-    assert ranks[node(found.graph, "d2").id] < ranks[second] < ranks[node(found.graph, "g1").id]
 
 
 CHAIN = """

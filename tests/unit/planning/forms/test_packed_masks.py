@@ -18,7 +18,6 @@ from memplan.planning.forms.packed_masks import PACKED
 from memplan.planning.planner import PlanRequest, make_plan, prepare
 from memplan.shapes.fold import small_constants
 from memplan.simulate.opened import OpenModel
-from memplan.simulate.timeline import simulate
 from memplan.solver.bound.milp import Effort
 from memplan.solver.evaluate import decide
 from memplan.solver.forms import stripped, with_all_encoded, with_forms, without_forms
@@ -64,42 +63,30 @@ def extended(model: OpenModel, provider: str = "cpu") -> Extended:
     return extend(model.graph, small_constants(model.prepared.bound.graph), provider, PACKS)
 
 
-def packable(make: str, more: str = "") -> bool:
-    return bool(extended(open_text(MASKED.format(make=make, more=more))).forms)
+DRAWN = "[d] y, m = Dropout(x, ratio, on)"
+BODY = "{ [i] t = Where(m, x, x) }"
+BRANCHES = f"""{DRAWN} [if] q = If(on) <then_branch: graph = g1 () => (float[8192] t) {BODY},
+    else_branch: graph = g2 () => (float[8192] t) {BODY}>"""
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "more", "packed"),
     [
-        "[d] y, m = Dropout(x, ratio, on)",
-        "[r] r = RandomUniformLike(x) [m] m = Less(r, half)",
-        "[b] m = Bernoulli<dtype: int = 9>(x)",
+        (DRAWN, "", True),
+        ("[r] r = RandomUniformLike(x) [m] m = Less(r, half)", "", True),
+        ("[b] m = Bernoulli<dtype: int = 9>(x)", "", True),
+        ("[m] m = Less(x, half)", "", False),  # it can be compared again
+        (DRAWN, ", bool[8192] m", False),  # the interface
+        (BRANCHES, ", float[8192] q", False),  # a body reads it
     ],
 )
-def test_what_was_drawn_may_be_packed(make: str) -> None:
-    assert packable(make)
-
-
-def test_what_can_be_compared_again_is_not_packed() -> None:
-    assert not packable("[m] m = Less(x, half)")
-
-
-def test_the_interface_is_not_packed() -> None:
-    assert not packable("[d] y, m = Dropout(x, ratio, on)", more=", bool[8192] m")
+def test_masks_that_were_drawn_may_be_packed(make: str, more: str, packed: bool) -> None:
+    assert bool(extended(open_text(MASKED.format(make=make, more=more))).forms) == packed
 
 
 @pytest.mark.parametrize("shape", ["float[61, 129]", "float[8, 128]"])
 def test_odd_and_small_masks_are_left_alone(shape: str) -> None:
     assert not extended(model_of(shape)).forms
-
-
-def test_what_a_body_reads_is_left_alone() -> None:
-    inner = "{ [i] t = Where(m, x, x) }"
-    make = f"""[d] y, m = Dropout(x, ratio, on)
-    [if] q = If(on) <then_branch: graph = g1 () => (float[8192] t) {inner},
-                    else_branch: graph = g2 () => (float[8192] t) {inner}>"""
-    text = MASKED.format(make=make, more=", float[8192] q")
-    assert not extended(open_text(text)).forms
 
 
 def test_bytes_need_an_opset_that_adds_them_and_shapes_that_hold() -> None:
@@ -165,13 +152,6 @@ def test_a_plan_that_packs_may_be_driven_lower() -> None:
         solve(replace(bare, start=begin.sequence), Deadline(1.0), options)
 
 
-def test_a_mask_that_is_to_stay_is_not_packed() -> None:
-    model = model_of()
-    keep = frozenset({tensor(model.graph, "m2").id})
-    request = replace(request_for(model, 1 << 40), keep=keep)
-    assert len(prepare(request).encoded.forms) == 2
-
-
 def lowest(model: OpenModel, forms: frozenset[str]) -> tuple[int, bool]:
     """The lowest peak that is found, verified and proved, and whether something is unpacked."""
     request = replace(request_for(model, 0, forms=forms), lowest=True)
@@ -201,24 +181,14 @@ def test_what_fits_without_is_not_packed() -> None:
     assert not plan.clones
 
 
-@pytest.mark.slow
-def test_plans_with_packs_are_no_cheaper_than_their_bound() -> None:
-    """The certificate speaks of packed masks, too: else it would be above the best plan."""
-    model = model_of()
-    low, _ = lowest(model, PACKS)
-    high = simulate(model.graph, TUNED).peak_with_workspace_bytes
-    assert low < high
-    strategy = parse_strategy("search{iterations=12}")
-    for share in (0.1, 0.3, 0.6):
-        budget = int(low + share * (high - low))
-        plan = make_plan(prepare(request_for(model, budget)), strategy, 10.0)
-        assert plan.bound_fraction <= plan.extra_cost_fraction + 1e-9
-        assert plan.bound_kind in ("order-free", "trivial")
-
-
 def test_a_mask_that_is_to_be_recomputed_is_drawn_once() -> None:
-    """``--recompute '*'`` means masks, too; a search must not begin with one made of nothing."""
+    """``--recompute '*'`` means masks, too; a search must not begin with one made of nothing.
+
+    One that is to stay is not packed at all.
+    """
     model = model_of()
+    stays = replace(request_for(model, 1 << 40), keep=frozenset({tensor(model.graph, "m2").id}))
+    assert len(prepare(stays).encoded.forms) == 2
     encoded = prepare(request_for(model, 1 << 40)).encoded
     masks = frozenset(tensor(model.graph, name).id for name in ("m1", "m2"))
     assert masks <= {form.tensor for form in encoded.forms}

@@ -1,4 +1,4 @@
-"""Fences keep recomputed nodes apart."""
+"""Fences keep recomputed nodes apart; those of inputs hide shapes and stop folding."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import onnx
 import pytest
 from onnx import helper
 
-from helpers.graphs import parse
+from helpers.graphs import open_text, parse
 from memplan.errors import UsageError
 from memplan.planning.plain.fences import data_inputs, fence_clones, fence_maker, read_instead
-from memplan.proto.metadata import CHUNK_KEY
+from memplan.planning.plain.input_fences import input_fences_for
+from memplan.proto.metadata import CHUNK_KEY, set_metadata
+from memplan.shapes.hidden import with_hidden_shapes
+from memplan.shapes.visible import visible_names
 
 
 def clone(node: onnx.NodeProto, output: str, inputs: list[str] | None = None) -> onnx.NodeProto:
@@ -45,26 +48,19 @@ def test_only_the_first_of_a_chain_is_fenced() -> None:
     assert list(nodes[5].input) == ["a2"]
 
 
-def test_slices_for_chunks_read_through_fences_of_their_own() -> None:
+@pytest.mark.parametrize(
+    ("op", "reads"), [("Slice", "a from{k} to{k} axis"), ("Expand", "w shape")]
+)
+def test_equal_nodes_of_chunks_read_through_fences_of_their_own(op: str, reads: str) -> None:
     """The runtime makes one Split of slices of a tensor, and so all chunks at once."""
-    cuts = [
-        helper.make_node("Slice", ["a", f"from{k}", f"to{k}", "axis"], [f"s{k}"], name=f"s{k}")
-        for k in range(3)
+    given = [
+        helper.make_node(op, reads.format(k=k).split(), [f"s{k}"], name=f"s{k}") for k in range(3)
     ]
-    for place, cut in enumerate(cuts):
-        helper.set_metadata_props(cut, {CHUNK_KEY: str(place)})
-    nodes, fences = fenced(cuts)
+    for place, each in enumerate(given):
+        helper.set_metadata_props(each, {CHUNK_KEY: str(place)})
+    nodes, fences = fenced(given)
     assert fences == 2
-    assert len({node.input[0] for node in nodes if node.op_type == "Slice"}) == 3
-
-
-def test_equal_nodes_of_chunks_stay_apart() -> None:
-    fills = [helper.make_node("Expand", ["w", "shape"], [f"e{k}"], name=f"e{k}") for k in range(3)]
-    for place, fill in enumerate(fills):
-        helper.set_metadata_props(fill, {CHUNK_KEY: str(place)})
-    nodes, fences = fenced(fills)
-    assert fences == 2
-    assert len({node.input[0] for node in nodes if node.op_type == "Expand"}) == 3
+    assert len({node.input[0] for node in nodes if node.op_type == op}) == 3
 
 
 def test_a_second_repetition_gets_other_axes() -> None:
@@ -113,3 +109,69 @@ def test_names_of_earlier_fences_are_not_taken_again() -> None:
         model.graph.node.extend(maker.nodes)
         model.graph.initializer.extend(maker.constants())
     onnx.checker.check_model(model)
+
+
+def test_equal_constants_share_a_veil() -> None:
+    model = parse(
+        """g (float[4] x) => (float[2, 2] y, float[2, 2] z)
+        <int64[2] s = {2, 2}, int64[2] t = {2, 2}> { y = Reshape(x, s)  z = Reshape(x, t) }"""
+    )
+    types = open_text(model).prepared.types
+    input_fences = input_fences_for(model.graph, types, fence_maker(model.graph))
+    assert sorted(fence.sources for fence in input_fences) == [("s", "t"), ("x",)]
+    assert not any(fence.fixed for fence in input_fences)
+
+
+def test_what_would_be_folded_is_veiled_always() -> None:
+    model = parse(
+        """g (float[4] x) => (float[2, 2] y) <int64[2] s = {2, 2}>
+        { z = ConstantOfShape(s)  y = Add(x, z) }"""
+    )
+    types = {**open_text("g (float[4] x) => (float[4] y) { y = Exp(x) }").prepared.types}
+    types |= {"s": types["x"]}
+    (fence, _) = sorted(
+        input_fences_for(model.graph, types, fence_maker(model.graph)), key=lambda v: v.sources
+    )
+    assert fence.sources == ("s",)
+    assert fence.fixed
+
+
+def test_behind_a_veil_shapes_are_hidden_up_to_a_constant_reshape() -> None:
+    model = parse(
+        """g (float[4, 4] x) => (float y) <int64[0] none = {}, int64[1] flat = {16}> {
+          n = Size(x)  axes = Mul(n, none)  v = Unsqueeze(x, axes)
+          a = Exp(v)  b = Reshape(a, flat)  c = Exp(b)  y = ReduceSum <keepdims = 0> (c)
+        }"""
+    )
+    prepared = open_text(model).prepared
+    # memplan knows all shapes, the runtime does not.
+    assert prepared.types["a"].shape == (4, 4)
+    visible = visible_names(model, prepared.types)
+    assert {"v", "a"}.isdisjoint(visible)
+    assert {"b", "c", "y"} <= visible
+    assert not prepared.types["a"].static
+    assert prepared.types["c"].static
+
+
+def test_symbols_of_the_file_are_visible_but_not_those_of_inference() -> None:
+    model = parse(
+        """g (float[N, 4] x) => (float y) <int64[1] flat = {-1}> {
+          a = Exp(x)  b = Reshape(a, flat)  c = Exp(b)  y = ReduceSum <keepdims = 0> (c)
+        }"""
+    )
+    types = open_text(model, dims={"N": 3}).prepared.types
+    visible = visible_names(model, types)
+    assert "a" in visible
+    assert {"b", "c"}.isdisjoint(visible)
+
+
+def test_hidden_shapes_are_read_back_but_not_stated() -> None:
+    model = parse(
+        """g (float[4] x) => (float y) {
+          a = com.microsoft.QuickGelu(x)  y = ReduceSum <keepdims = 0> (a)
+        }"""
+    )
+    set_metadata(model, {"hidden_shapes": {"a": [1, [4]], "y": "nonsense", "gone": [1, [4]]}})
+    stated = {v.name for v in with_hidden_shapes(model).graph.value_info}
+    assert stated == {"a"}
+    assert open_text(model).prepared.types["a"].shape == (4,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,43 +16,52 @@ from memplan.report.policies.plan_calls import planned_calls
 KEPT = ("attn/qkv linear 0", "mlp/0 linear 0", "add 0", "add 1")
 
 
-def paths(*rows: tuple[str, str] | tuple[str, str, int]) -> list[str]:
+def paths(*rows: Any) -> list[str]:
     return [region.path for region in regions(planned_calls(plan_of(*rows)))]
 
 
-def test_blocks_are_checkpointed_rather_than_what_is_in_them_or_around_them() -> None:
-    rows = [row for k in range(4) for row in block(f"net/blocks.{k}", KEPT)]
-    assert paths(*rows) == [f"net.blocks.{k}" for k in range(4)]
+EVERYTHING = [call.strip("/ ") for call, _ in block("", ())]
+PART = (("a gelu 0", "recomputed", 8000), ("b linear 0", "kept", 10))
+# Calls and what becomes of them, and the modules that are checkpointed.
+REGIONS: dict[str, tuple[list[Any], list[str]]] = {
+    "blocks rather than what is in them or around them": (
+        [row for k in range(4) for row in block(f"net/blocks.{k}", KEPT)],
+        [f"net.blocks.{k}" for k in range(4)],
+    ),
+    "a module that recomputes nothing is left alone": (
+        [*block("blocks.0", EVERYTHING), *block("blocks.1", KEPT)],
+        ["blocks.1"],
+    ),
+    "nothing is recomputed": ([*block("blocks.0", EVERYTHING)], []),
+    "a large module is cut where little goes from part to part": (
+        [(f"net/stage{k}/{call}", fate, n) for k in range(3) for call, fate, n in PART],
+        ["net.stage0", "net.stage1", "net.stage2"],
+    ),
+    # A part whose result is to be made again would keep it as the input of the next part.
+    "what only passes through is not split off": (
+        [
+            *((f"net/part{k} gelu 0", "recomputed", 100) for k in range(3)),
+            ("net/last linear 0", "kept"),
+        ],
+        ["net"],
+    ),
+    "a result that goes on is held anyhow": (
+        [("net/tokens embedding 0", "recomputed"), ("net/fc linear 0", "kept")],
+        ["net"],
+    ),
+    "at the top": ([("tokens embedding 0", "recomputed"), ("fc linear 0", "kept")], []),
+}
 
 
-def test_a_module_that_recomputes_nothing_is_left_alone() -> None:
-    everything = [call.strip("/ ") for call, _ in block("", ())]
-    assert paths(*block("blocks.0", everything), *block("blocks.1", KEPT)) == ["blocks.1"]
-    assert paths(*block("blocks.0", everything)) == []
+@pytest.mark.parametrize(("rows", "found"), REGIONS.values(), ids=REGIONS)
+def test_modules_that_hold_least_are_checkpointed(rows: list[Any], found: list[str]) -> None:
+    assert paths(*rows) == found
 
 
 def test_a_module_without_a_call_of_its_own_is_no_region() -> None:
     """``blocks`` is a list of modules, which cannot be called."""
-    assert paths(("blocks.0/act relu 0", "recomputed"), ("blocks.0/fc linear 0", "kept")) != [
-        "blocks"
-    ]
-
-
-def test_a_large_module_is_cut_where_little_goes_from_part_to_part() -> None:
-    part = [("a gelu 0", "recomputed", 8000), ("b linear 0", "kept", 10)]
-    rows = [(f"net/stage{k}/{call}", fate, n) for k in range(3) for call, fate, n in part]
-    assert paths(*rows) == ["net.stage0", "net.stage1", "net.stage2"]
-
-
-def test_what_only_passes_through_is_not_split_off() -> None:
-    """A part whose result is to be made again would keep it as the input of the next part."""
-    rows = [(f"net/part{k} gelu 0", "recomputed", 100) for k in range(3)]
-    assert paths(*rows, ("net/last linear 0", "kept")) == ["net"]
-
-
-def test_a_result_that_goes_on_is_held_anyhow() -> None:
-    assert paths(("net/tokens embedding 0", "recomputed"), ("net/fc linear 0", "kept")) == ["net"]
-    assert paths(("tokens embedding 0", "recomputed"), ("fc linear 0", "kept")) == []
+    rows = ("blocks.0/act relu 0", "recomputed"), ("blocks.0/fc linear 0", "kept")
+    assert paths(*rows) != ["blocks"]
 
 
 @pytest.mark.parametrize(("nbytes", "found"), [(800, ["pool"]), (20, [])])
@@ -63,31 +73,19 @@ def test_what_stands_beside_a_result_is_not(nbytes: int, found: list[str]) -> No
     assert [region.path for region in regions(planned_calls(plan))] == found
 
 
-def test_second_calls_of_a_module_inside_are_told_apart() -> None:
-    (region,) = regions(
-        planned_calls(
-            plan_of(
-                ("net/act relu 0", "recomputed"),
-                ("net/fc linear 0", "kept"),
-                ("net/act@1 relu 0", "kept"),
-            )
-        )
-    )
-    assert [name for name, _ in region.calls] == ["act", "fc", "act@1"]
+INSIDE = ("net/act relu 0", "net/fc linear 0", "net/act@1 relu 0")
+TWICE = ("net/act relu 0", "net/fc linear 0", "net@1/act@1 relu 0", "net@1/fc@1 linear 0")
 
 
-def test_calls_of_a_module_that_is_called_twice_are_one() -> None:
-    (region,) = regions(
-        planned_calls(
-            plan_of(
-                ("net/act relu 0", "recomputed"),
-                ("net/fc linear 0", "kept"),
-                ("net@1/act@1 relu 0", "recomputed"),
-                ("net@1/fc@1 linear 0", "kept"),
-            )
-        )
-    )
-    assert [name for name, _ in region.calls] == ["act", "fc", "act", "fc"]
+@pytest.mark.parametrize(
+    ("calls", "names"),
+    [(INSIDE, "act fc act@1"), (TWICE, "act fc act fc")],
+    ids=["inside", "of it"],
+)
+def test_second_calls_of_a_module(calls: tuple[str, ...], names: str) -> None:
+    rows = ((call, "kept" if "fc" in call else "recomputed") for call in calls)
+    (region,) = regions(planned_calls(plan_of(*rows)))
+    assert " ".join(name for name, _ in region.calls) == names
 
 
 def test_the_larger_part_of_a_call_decides() -> None:

@@ -11,10 +11,7 @@ from helpers.problems import Case
 from helpers.steps import chain, problem_of
 from memplan.errors import UsageError
 from memplan.solver.links import boundary, links_of
-from memplan.solver.strategies.builtin import parse_strategy
 from memplan.solver.strategies.keepset import step_of, without_unread
-
-SECONDS = 30.0
 
 
 def test_what_is_dropped_comes_back_before_its_first_reader_only() -> None:
@@ -44,14 +41,9 @@ def test_of_several_useless_runs_one_stays() -> None:
     assert case.text(without_unread(problem_of(case, 9), sequence)) == "a loss b"
 
 
-def test_without_forward_nodes_the_boundary_peers_refuse() -> None:
-    case = chain(4)
-    unknown = replace(problem_of(case, 4), forward=None)
-    for name in ("segments", "min-cut"):
-        with pytest.raises(UsageError, match="no forward nodes are known"):
-            parse_strategy(name).solve(unknown, SECONDS)
+def test_a_step_without_forward_nodes_has_no_boundary() -> None:
     with pytest.raises(UsageError):
-        boundary(replace(unknown, forward=np.zeros(len(case.ops), np.bool_)))
+        boundary(replace(problem_of(chain(4), 4), forward=np.zeros(9, np.bool_)))
 
 
 def test_a_view_that_stands_late_does_not_move_the_boundary() -> None:

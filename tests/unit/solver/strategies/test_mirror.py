@@ -10,13 +10,13 @@ import pytest
 
 from helpers.models import SAMPLES
 from helpers.problems import Case
-from helpers.steps import chain, check, problem_of, random_step
+from helpers.steps import check, problem_of, random_step
 from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
-from memplan.errors import InfeasibleError, UsageError
+from memplan.errors import InfeasibleError
 from memplan.proto.metadata import node_metadata
 from memplan.solver.strategies.builtin import parse_strategy
 from memplan.solver.strategies.keepset import step_of
-from memplan.solver.strategies.mirror import Mirror, MirrorGraph, cheap_nodes
+from memplan.solver.strategies.mirror import MirrorGraph, cheap_nodes
 from memplan.units import parse_size
 
 SECONDS = 30.0
@@ -54,32 +54,55 @@ def layer(gradient_reads: str, act: int = 4) -> Case:
         gm(gc):4!""")
 
 
-# --- The storage test, both ways ---------------------------------------------------------------
+# --- What is on the path -------------------------------------------------------------------------
 
-
-def test_what_its_gradient_reads_the_input_of_is_mirrored() -> None:
+# A step, what its mirror function accepts, and what of it is on the path.
+MIRRORED: dict[str, tuple[Case, str, str]] = {
     # GELU: m is stored anyway. Off the path, c would be allocated, and m not be released.
-    case = layer("m")
-    graph = graph_of(case, "c loss")
-    edge = {case.place["c"]}
-    assert graph.storage(edge, edge) == (4 + 4, 0)
-    assert mirrored(case, "c loss") == "c"
-    assert plan(case, "m n", KIND) == "m c n loss c gn gc gm"
-
-
-def test_what_its_gradient_reads_the_output_of_is_stored() -> None:
+    "its gradient reads its input": (layer("m"), "c loss", "c"),
     # ReLU: c instead of m is as many bytes, and no recomputation.
-    case = layer("c")
-    graph = graph_of(case, "c loss")
-    edge = {case.place["c"]}
-    assert graph.storage(edge, edge) == (4, 4)
-    assert mirrored(case, "c loss") == ""
-    assert plan(case, "m n", KIND) == "m c n loss gn gc gm"
+    "its gradient reads its output": (layer("c"), "c loss", ""),
+    "a byte more than its input": (layer("c", act=5), "c loss", "c"),
+    "a byte less": (layer("c", act=3), "c loss", ""),
+    # m's four bytes are released by c and d together; c alone would be worth it at any size of d.
+    "a group that is no larger": (
+        Case("m(x):4  c(m):2  d(m):2  n(c d)  loss(n)!  g(loss c d):4!"),
+        "c d",
+        "",
+    ),
+    "a group stays as a whole": (
+        Case("m(x):4  c(m):2  d(m):3  n(c d)  loss(n)!  g(loss c d):4!"),
+        "c d",
+        "c d",
+    ),
+    # c leaves (4 for 4), then e may: its input c is released (nobody else reads it) for e's two.
+    # f is four times as large as its input: it stays.
+    "the frontier moves on behind what has left": (
+        Case("m(x):4  c(m):4  e(c):2  f(e):8  n(f)  loss(n)!  g(loss f):4!"),
+        "c e f",
+        "f",
+    ),
+    # c stays (m is read by the gradient); so e, which would release more than it takes, does too.
+    "what waits for one on the path": (
+        Case("m(x):4  c(m):4  e(c)  n(e):4  loss(n)!  g(loss e m):4!"),
+        "c e",
+        "c e",
+    ),
+}
 
 
-def test_one_byte_decides() -> None:
-    assert mirrored(layer("c", act=5), "c loss") == "c"
-    assert mirrored(layer("c", act=3), "c loss") == ""
+@pytest.mark.parametrize(("case", "cheap", "found"), MIRRORED.values(), ids=MIRRORED)
+def test_what_is_mirrored(case: Case, cheap: str, found: str) -> None:
+    assert mirrored(case, cheap) == found
+    again = f"loss {found} " if found else "loss "
+    assert again in plan(case, "m n", KIND)
+
+
+def test_bytes_that_are_allocated_and_released() -> None:
+    for reads, released in (("m", 0), ("c", 4)):
+        case = layer(reads)
+        edge = {case.place["c"]}
+        assert graph_of(case, "c loss").storage(edge, edge)[1] == released
 
 
 def test_without_the_storage_test_all_that_is_cheap_is_mirrored() -> None:
@@ -121,33 +144,6 @@ def test_groups_are_closed_under_shared_inputs() -> None:
     assert names(case, graph.group(case.place["L"], edge)) == "L"
 
 
-@pytest.mark.parametrize(("d_bytes", "left"), [(2, ""), (3, "c d")])
-def test_a_group_leaves_as_a_whole(d_bytes: int, left: str) -> None:
-    # m's four bytes are released by c and d together; c alone would be worth it at any size of d.
-    case = Case(f"m(x):4  c(m):2  d(m):{d_bytes}  n(c d)  loss(n)!  g(loss c d):4!")
-    assert mirrored(case, "c d") == left
-
-
-def test_the_frontier_moves_on_behind_what_has_left() -> None:
-    # c leaves (4 for 4), then e may: its input c is released (nobody else reads it) for e's two.
-    # f is four times as large as its input: it stays.
-    case = Case("m(x):4  c(m):4  e(c):2  f(e):8  n(f)  loss(n)!  g(loss f):4!")
-    assert mirrored(case, "c e f") == "f"
-    graph = graph_of(case, "c e f")
-    for node in ["m", "n", "loss"]:
-        graph.on_path[case.place[node]] = False
-    assert names(case, graph.frontier(graph.nodes)) == "c"
-    graph.on_path[case.place["c"]] = False
-    assert names(case, graph.frontier(graph.nodes)) == "e"
-
-
-def test_a_node_that_waits_for_one_on_the_path_is_on_it() -> None:
-    # c stays (m is read by the gradient); so e, which would release more than it takes, does too.
-    case = Case("m(x):4  c(m):4  e(c)  n(e):4  loss(n)!  g(loss e m):4!")
-    assert mirrored(case, "c e") == "c e"
-    assert plan(case, "m n", KIND) == "m c e n loss c e g"
-
-
 # --- The mirror function -------------------------------------------------------------------------
 
 
@@ -168,19 +164,6 @@ def test_a_dropout_is_never_on_the_path() -> None:
         cast(mask):4$0.5+rebuilds=cast+behind=drop  again(cast a):4$0.5+rebuilds=drop""")
     step = step_of(problem_of(case, 1))
     assert "drop" not in names(case, cheap_nodes(step, "kind", 1)).split()
-
-
-def test_forward_nodes_must_be_known() -> None:
-    from dataclasses import replace
-
-    with pytest.raises(UsageError, match="no forward nodes are known"):
-        Mirror().solve(replace(problem_of(chain(4), 4), forward=None), SECONDS)
-
-
-def test_options() -> None:
-    assert parse_strategy("mirror{times=2,test=0}") == Mirror(times=2, test=0)
-    with pytest.raises(UsageError, match="unknown value"):
-        parse_strategy("mirror{function=size}")
 
 
 # --- On graphs -----------------------------------------------------------------------------------

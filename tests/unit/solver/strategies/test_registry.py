@@ -1,4 +1,4 @@
-"""Strategies by name: the list of them, and how their answers are checked."""
+"""Strategies by name: specs and their options, the list of them, and how answers are checked."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,24 +14,19 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from helpers.models import SAMPLES
-from helpers.problems import Case
+from helpers.problems import LONG_SKIP, Case
 from helpers.running import Memplan
 from memplan.errors import MemplanError, UsageError
 from memplan.solver.problem import Decision, Problem
-from memplan.solver.strategies.builtin import BUILT_IN, parse_strategy
+from memplan.solver.strategies.builtin import BUILT_IN, Greedy, Keep, Search, parse_strategy
 from memplan.solver.strategies.checked import checked, why_not_a_sequence
+from memplan.solver.strategies.spec import Option, Spec, build, did_you_mean, options_of, split_spec
 from memplan.solver.strategy import Outcome, Progress
-
-MODEL = SAMPLES / "mlp_adamw.onnx"
 
 
 def succeeded(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-# --- The list --------------------------------------------------------------------------------
 
 
 def test_every_strategy_is_listed_with_its_source_and_options(inside: Memplan) -> None:
@@ -78,15 +74,6 @@ def test_listing_loads_no_solver() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "set()"
-
-
-def test_numbers_with_few_values_are_checked() -> None:
-    with pytest.raises(UsageError) as caught:
-        parse_strategy("search{order=2}")
-    assert caught.value.hint == "values: 0, 1"
-
-
-# --- Answers are not believed ----------------------------------------------------------------
 
 
 CASE = Case("a(x):4  noise(x)?  b(a noise)!")
@@ -139,3 +126,151 @@ def test_what_was_asked_for_must_be_there() -> None:
     assert (
         why_not_a_sequence(problem, CASE.order) == "leaves out recomputations that were asked for"
     )
+
+
+SECONDS = 30.0  # far more than any of these needs: they end by iterations
+FORCED = "t0 t1 t2 t3 t4 t5 t6 t7 s t0 join"
+
+
+def test_greedy_takes_no_time_and_keeps_the_order() -> None:
+    decision = Greedy().solve(LONG_SKIP.problem(8), 1e9).decision
+    assert LONG_SKIP.text(decision.sequence) == FORCED
+
+
+def test_none_recomputes_nothing() -> None:
+    for budget, feasible in ((12, True), (11, False)):
+        problem = LONG_SKIP.problem(budget)
+        decision = Keep().solve(problem, SECONDS).decision
+        assert decision.sequence.tolist() == problem.order.tolist()
+        assert (decision.peak, decision.feasible) == (12, feasible)
+
+
+def test_search_by_iterations() -> None:
+    decision = Search(order=0, iterations=20).solve(LONG_SKIP.problem(8), SECONDS).decision
+    assert decision.feasible
+    assert decision.extra_cost == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("auto", Search()),
+        ("search", Search()),
+        (" greedy ", Greedy()),
+        ("none", Keep()),
+        ("none{}", Keep()),
+        ("search{order=0, seed=12}", Search(order=0, seed=12)),
+        ("auto{iterations=5}", Search(iterations=5)),
+    ],
+)
+def test_strategies_by_name(text: str, wanted: object) -> None:
+    assert parse_strategy(text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        (
+            "best",
+            "unknown strategy 'best'",
+            "strategies: auto, collection, greedy, list, memory, min-cut, mirror",
+        ),
+        ("search{depth=3}", "strategy 'search' has no option 'depth'", "seed"),
+        ("greedy{seed=1}", "strategy 'greedy' has no option 'seed'", "it has: none"),
+        ("search{order=2}", "search{order=2}: unknown value", "values: 0, 1"),
+        ("search{seed=-1}", "search{seed=-1}: expected a whole number", ""),
+        ("search{seed=1", "expected a strategy, got 'search{seed=1'", "NAME{option=value,...}"),
+        ("", "expected a strategy, got ''", "NAME"),
+    ],
+)
+def test_a_wrong_strategy_is_explained(text: str, message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_strategy(text)
+    assert caught.value.message == message
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_option_says_what_it_is_for(name: str) -> None:
+    """ "cut=1: 0 or 1" tells nobody what 0 does."""
+    kind = BUILT_IN[name]
+    assert set(kind.meanings) == {option.name for option in options_of(kind)}
+    assert all(option.meaning for option in options_of(kind))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A number, a whole number, a word and a text."""
+
+    name: ClassVar[str] = "machine"
+    words: ClassVar[Mapping[str, tuple[str, ...]]] = {"gear": ("low", "high")}
+    rate: float = 0.5
+    count: int = 3
+    gear: str = "low"
+    label: str = ""
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("a", Spec("a", {})),
+        (" a-b_2 ", Spec("a-b_2", {})),
+        ("a{}", Spec("a", {})),
+        ("a{b=1, c = x y ,}", Spec("a", {"b": "1", "c": "x y"})),
+        ("a{b}", Spec("a", {"b": ""})),
+        ("a{b=c=d}", Spec("a", {"b": "c=d"})),
+        ("", None),
+        ("a b", None),
+        ("a{b=1", None),
+        ("a{b={}}", None),
+        ("a}", None),
+    ],
+)
+def test_a_spec_is_taken_apart(text: str, spec: Spec | None) -> None:
+    assert split_spec(text) == spec
+
+
+def built(text: str) -> Machine:
+    """The machine of a text."""
+    spec = split_spec(text)
+    assert spec is not None
+    return build(Machine, spec, "thing", "--thing: ")
+
+
+def test_fields_are_options() -> None:
+    assert built("machine") == Machine()
+    assert built("machine{rate=2, count=7, gear=high, label=a b}") == Machine(2.0, 7, "high", "a b")
+    assert isinstance(built("machine{rate=2}").rate, float)
+    assert options_of(Machine) == (
+        Option("rate", 0.5, ()),
+        Option("count", 3, ()),
+        Option("gear", "low", ("low", "high")),
+        Option("label", "", ()),
+    )
+    assert [option.kind for option in options_of(Machine)] == ["number", "number", "text", "text"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("{cuont=1}", "thing 'machine' has no option 'cuont'", "did you mean 'count'? it has: "),
+        ("{zzz=1}", "thing 'machine' has no option 'zzz'", "it has: count, gear, label, rate"),
+        ("{rate=x}", "machine{rate=x}: expected a number of at least 0", ""),
+        ("{rate=-1}", "machine{rate=-1}: expected a number of at least 0", ""),
+        ("{rate=nan}", "machine{rate=nan}: expected a number of at least 0", ""),
+        ("{rate=inf}", "machine{rate=inf}: expected a number of at least 0", ""),
+        ("{rate}", "machine{rate=}: expected a number of at least 0", ""),
+        ("{count=1.5}", "machine{count=1.5}: expected a whole number", ""),
+        ("{gear=top}", "machine{gear=top}: unknown value", "values: low, high"),
+    ],
+)
+def test_what_is_wrong_is_said(text: str, message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        built(f"machine{text}")
+    assert caught.value.message == f"--thing: {message}"
+    assert caught.value.hint.startswith(hint)
+
+
+def test_near_names_are_proposed() -> None:
+    assert did_you_mean("serach", ["search", "greedy"]) == "did you mean 'search'? "
+    assert did_you_mean("x", ["search", "greedy"]) == ""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+SAMPLES = Path(__file__).resolve().parents[1] / "sample_models"
 SHARED = Path(os.environ.get("MEMPLAN_SHARED", "")) / "models"
 DIMS = {"gpt_dynamic": {"N": 24}, "gpt_dyn": {"s78": 4}, "resnet50_dynbatch_224": {"s14": 32}}
 """Sizes of symbolic dimensions, by the name of the file."""
@@ -14,6 +14,6 @@ DIMS = {"gpt_dynamic": {"N": 24}, "gpt_dyn": {"s78": 4}, "resnet50_dynbatch_224"
 
 def shared_models(folders: Sequence[str]) -> Iterator[Path]:
     """The sample models, and those in folders of ``$MEMPLAN_SHARED``, if that is set."""
-    yield from sorted((ROOT / "sample_models").glob("*.onnx"))
+    yield from sorted(SAMPLES.glob("*.onnx"))
     for name in folders if "MEMPLAN_SHARED" in os.environ else ():
         yield from sorted((SHARED / name).glob("*.onnx"))

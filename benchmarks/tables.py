@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
+
+from benchmarks.record import Row
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-Row = dict[str, Any]
-Table = list[str]
-"""Its lines: the head, the alignment, the rows."""
 Points = dict[tuple[str, str], dict[str, Row]]
 """Graph and budget, then strategy."""
+Columns = Mapping[str, Callable[[Row], str]]
+Item = TypeVar("Item")
 
 # Of a point that several records have, the last counts.
 TRAINING = ("training_graphs", "training_marks", "certificates")
@@ -52,10 +52,12 @@ def load(name: str) -> list[Row]:
     return rows
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+def table(columns: Mapping[str, Callable[[Item], str]], rows: Iterable[Item]) -> str:
     """A Markdown table; columns after the first are aligned to the right."""
-    lines = ["| " + " | ".join(head) + " |", "|---|" + "--:|" * (len(head) - 1)]
-    return lines + ["| " + " | ".join(row) + " |" for row in rows]
+    lines = [list(columns)]
+    lines += [[cell(row) for cell in columns.values()] for row in rows]
+    texts = ["| " + " | ".join(cells) + " |\n" for cells in lines]
+    return "".join([texts[0], "|---|" + "--:|" * (len(columns) - 1) + "\n", *texts[1:]])
 
 
 # --- Training graphs ----------------------------------------------------------------------------
@@ -70,13 +72,17 @@ def points() -> Points:
     return found
 
 
-def headline() -> Table:
+def headline() -> str:
     """One network's extra time at three budgets, and the best of the published planners."""
     by_point, graph = points(), "gpt2_small_bs8_seq1024"
     found = [by_point[graph, budget] for budget in ("70%", "50%", "30%")]
     ours = " / ".join(f"{row['auto']['extra_cost_percent']:.1f}" for row in found)
-    row = [NETWORKS[graph], f"{ours}%", " / ".join(map(best, found))]
-    return table(["extra time", "memplan", "best of the published planners"], [row])
+    columns: Columns = {
+        "extra time": lambda _: NETWORKS[graph],
+        "memplan": lambda _: f"{ours}%",
+        "best of the published planners": lambda _: " / ".join(map(best, found)),
+    }
+    return table(columns, [{}])
 
 
 def best(by_name: Mapping[str, Row]) -> str:
@@ -89,24 +95,22 @@ def best(by_name: Mapping[str, Row]) -> str:
     return "{:.1f}% ({})".format(*min(fit)) if fit else "none fits"
 
 
-def training() -> Table:
+def training() -> str:
     """Extra time and its bound, beside the others."""
-    by_point, rows = points(), []
-    for graph, name in NETWORKS.items():
-        for budget in ("50%", "30%"):
-            found = by_point[graph, budget]
-            ours, greedy = found["auto"], found["greedy"]
-            rows.append(
-                [
-                    f"{name}, {budget}",
-                    f"{ours['extra_cost_percent']:.2f}",
-                    f"{ours['bound_percent']:.2f}",
-                    f"{greedy['extra_cost_percent']:.2f}" if greedy["fits"] else "no plan",
-                    best(found),
-                ]
-            )
-    head = ["graph, budget", "memplan %", "bound %", "`greedy` %", "best of the published planners"]
-    return table(head, rows)
+
+    def greedy(row: Row) -> str:
+        fits = row["greedy"]["fits"]
+        return f"{row['greedy']['extra_cost_percent']:.2f}" if fits else "no plan"
+
+    by_point = points()
+    columns: Columns = {
+        "graph, budget": lambda row: f"{NETWORKS[row['auto']['graph']]}, {row['auto']['budget']}",
+        "memplan %": lambda row: f"{row['auto']['extra_cost_percent']:.2f}",
+        "bound %": lambda row: f"{row['auto']['bound_percent']:.2f}",
+        "`greedy` %": greedy,
+        "best of the published planners": best,
+    }
+    return table(columns, (by_point[g, budget] for g in NETWORKS for budget in ("50%", "30%")))
 
 
 def certified() -> tuple[int, ...]:
@@ -119,26 +123,6 @@ def certified() -> tuple[int, ...]:
 # --- Plain sessions -----------------------------------------------------------------------------
 
 
-def plain() -> Table:
-    """The sample models at 60%."""
-    record, rows = load("plain_sessions"), []
-    for row in (row for name in SAMPLES for row in record if row["graph"] == name):
-        if row["original_first_bytes"] <= LARGE_BYTES or row["share"] != "60%":
-            continue
-        kept = ("yes" if row[f"{runs}_within_budget"] else "no" for runs in ("first", "later"))
-        rows.append(
-            [
-                row["graph"],
-                first_and_later(row, "original"),
-                first_and_later(row, "measured"),
-                " / ".join(kept),
-                f"{row['extra_cost_percent']:.2f}",
-            ]
-        )
-    head = ("original MB", "rewritten MB", "in budget", "extra time %")
-    return table(["graph", *head], rows)
-
-
 def exact(row: Row) -> bool:
     """Whether both runs took what was predicted."""
     return all(
@@ -146,10 +130,37 @@ def exact(row: Row) -> bool:
     )
 
 
-def first_and_later(row: Row, kind: str) -> str:
-    """Bytes of the first and of later runs as MB with three digits."""
-    sizes = [row[f"{kind}_{runs}_bytes"] for runs in ("first", "later")]
-    return " / ".join(f"{n / 1e6:.3g}" if n < 1e8 else f"{n / 1e6:.0f}" for n in sizes)
+def first_and_later(kind: str) -> Callable[[Row], str]:
+    """A column: bytes of the first and of later runs as MB with three digits."""
+
+    def cell(row: Row) -> str:
+        sizes = [row[f"{kind}_{runs}_bytes"] for runs in ("first", "later")]
+        return " / ".join(f"{n / 1e6:.3g}" if n < 1e8 else f"{n / 1e6:.0f}" for n in sizes)
+
+    return cell
+
+
+def kept(row: Row) -> str:
+    """Whether the budget held, in the first run and in later ones."""
+    return " / ".join(
+        "yes" if row[f"{runs}_within_budget"] else "no" for runs in ("first", "later")
+    )
+
+
+PLAIN: Columns = {
+    "graph": lambda row: row["graph"],
+    "original MB": first_and_later("original"),
+    "rewritten MB": first_and_later("measured"),
+    "in budget": kept,
+    "extra time %": lambda row: f"{row['extra_cost_percent']:.2f}",
+}
+
+
+def plain() -> str:
+    """The sample models at 60%."""
+    large = [row for row in load("plain_sessions") if row["original_first_bytes"] > LARGE_BYTES]
+    shown = [row for row in large if row["share"] == "60%"]
+    return table(PLAIN, (row for name in SAMPLES for row in shown if row["graph"] == name))
 
 
 def plans() -> tuple[int, ...]:
@@ -164,54 +175,59 @@ def plans() -> tuple[int, ...]:
 # --- Chunks -------------------------------------------------------------------------------------
 
 
-def change(row: Row, what: str, unit: int, digits: int) -> str:
-    """Before and after."""
-    sizes = (row[f"{what}_{when}_bytes"] for when in ("before", "after"))
-    return " → ".join(f"{size / unit:.{digits}f}" for size in sizes)
+def change(what: str) -> Callable[[Row], str]:
+    """A column: GiB before and after."""
+    return lambda row: " → ".join(
+        f"{row[f'{what}_{when}_bytes'] / 2**30:.2f}" for when in ("before", "after")
+    )
 
 
-def chunked() -> Table:
+CHUNKS: Columns = {
+    "graph": lambda row: CHUNKED[row["graph"]],
+    "chunks": lambda row: row["kind"],
+    "peak GiB": change("peak"),
+    "change": lambda row: f"{100 * (row['peak_after_bytes'] / row['peak_before_bytes'] - 1):.1f}%",
+    "floor GiB": change("floor"),
+    "nodes": lambda row: f"{row['nodes_before']:,} → {row['nodes_after']:,}",
+}
+
+
+def chunked() -> str:
     """What chunks take off peak and floor."""
-    rows = [
-        [
-            CHUNKED[row["graph"]],
-            row["kind"],
-            change(row, "peak", 1 << 30, 2),
-            f"{100 * (row['peak_after_bytes'] / row['peak_before_bytes'] - 1):.1f}%",
-            change(row, "floor", 1 << 30, 2),
-            f"{row['nodes_before']:,} → {row['nodes_after']:,}",
-        ]
-        for row in load("chunking")
-        if row.get("graph") in CHUNKED and "kind" in row
-    ]
-    head = ["graph", "chunks", "peak GiB", "change", "floor GiB", "nodes"]
-    return table(head, rows)
+    rows = (row for row in load("chunking") if row.get("graph") in CHUNKED and "kind" in row)
+    return table(CHUNKS, rows)
 
 
 # --- Beside PyTorch -----------------------------------------------------------------------------
 
 
-def beside_pytorch() -> Table:
+def beside_pytorch() -> str:
     """Networks: memory and time of PyTorch's eager step, and parts of these that others take; of
     compiled steps and of memplan's the quickest, and the one that grows least."""
     by_model: dict[str, list[Row]] = {}
     for row in (row for row in load("pytorch_steps") if "seconds_median" in row):
         by_model.setdefault(row["model"], []).append(row)
-    rows = []
-    for model, ran in by_model.items():
-        eager, marked, *others = ran
-        bytes_, seconds = eager["growth_bytes"], eager["seconds_median"]
-        shown = [marked]
-        for kind in ("PyTorch compile", "memplan"):
-            found = [row for row in others if row["who"].startswith(kind)]
-            shown += [min(found, key=lambda r: r[by]) for by in ("seconds_median", "growth_bytes")]
-        parts = (
-            f"{row['growth_bytes'] / bytes_:.2f} / {row['seconds_median'] / seconds:.2f}"
-            for row in shown
-        )
-        rows.append([model, f"{bytes_ / 1e6:.0f} MB / {1000 * seconds:.0f} ms", *parts])
-    kinds = ("compiled, quickest", "compiled, least", "memplan, quickest", "memplan, least")
-    return table(["network", "eager", "checkpoint", *kinds], rows)
+
+    def part(who: str, by: str) -> Callable[[list[Row]], str]:
+        def cell(ran: list[Row]) -> str:
+            row = min((r for r in ran if r["who"].startswith(who)), key=lambda r: r[by])
+            shares = (f"{row[k] / ran[0][k]:.2f}" for k in ("growth_bytes", "seconds_median"))
+            return " / ".join(shares)
+
+        return cell
+
+    columns: Mapping[str, Callable[[list[Row]], str]] = {
+        "network": lambda ran: ran[0]["model"],
+        "eager": lambda ran: (
+            f"{ran[0]['growth_bytes'] / 1e6:.0f} MB / {1000 * ran[0]['seconds_median']:.0f} ms"
+        ),
+        "checkpoint": part("PyTorch checkpoint", "seconds_median"),
+        "compiled, quickest": part("PyTorch compile", "seconds_median"),
+        "compiled, least": part("PyTorch compile", "growth_bytes"),
+        "memplan, quickest": part("memplan", "seconds_median"),
+        "memplan, least": part("memplan", "growth_bytes"),
+    }
+    return table(columns, by_model.values())
 
 
 # --- Pages --------------------------------------------------------------------------------------
@@ -245,8 +261,8 @@ def pages() -> dict[Path, str]:
     found = {}
     for page, tables in TABLES.items():
         text = (ROOT / page).read_text(encoding="utf-8")
-        for lines in (make() for make in tables):
-            text = replaced(text, f"^{re.escape(lines[0])}\n(?:\\|.*\n)+", "\n".join(lines) + "\n")
+        for made in (make() for make in tables):
+            text = replaced(text, f"^{re.escape(made.splitlines()[0])}\n(?:\\|.*\n)+", made)
         found[ROOT / page] = text
     page = ROOT / "docs/benchmarks.md"
     for words, count in SENTENCES.items():
@@ -255,13 +271,7 @@ def pages() -> dict[Path, str]:
     return found
 
 
-def main() -> int:
-    """Write the pages."""
+if __name__ == "__main__":
     for path, text in pages().items():
         path.write_text(text, encoding="utf-8")
         print(path.relative_to(ROOT))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

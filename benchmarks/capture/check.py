@@ -1,33 +1,23 @@
 """What ``memplan capture`` says of its own step, and whether that is so.
 
-    python -m benchmarks.capture.check pieces --json benchmarks/results/capture_check.json
-    python -m benchmarks.capture.check networks --limit 40 --json ...
-    python -m benchmarks.capture.check pieces --against benchmarks/results/capture_check.json
+    python -m benchmarks.capture.check --json benchmarks/results/capture_check.json
 
-``pieces``: the training code of ``benchmarks/nets/code.py``. ``networks``: those of
-torchvision, timm and transformers in ``benchmarks/nets/libraries.py``, as far as they are
-installed. Of each, what the check of ``capture`` found, or with which words the step was refused;
-beside it, and independent of it, loss, gradients and what the model holds after two updates against
-PyTorch in float64, whose own error in float32 is given, too; *rounding* is what is off by more, and
-by as much in PyTorch when its weights are a millionth off.
-A step that the check refuses is captured without it for that, which tells a false alarm. Steps that
-draw are held against PyTorch by the check alone, which feeds the draws. Rows of earlier runs stay
-unless they are made anew; what was not reached is listed as not run.
-With ``--against`` another record, as of another version of PyTorch, what differs from it is said,
-and the exit code is 1 if anything does.
+For the networks of torchvision, timm and transformers in ``benchmarks/nets/libraries.txt``, as far
+as they are installed. Of each, what the check of ``capture`` found, or with which words the step
+was refused; beside it, and independent of it, loss, gradients and what the model holds after two
+updates against PyTorch in float64, whose own error in float32 is given, too; *rounding* is what is
+off by more, and by as much in PyTorch when its weights are a millionth off. A step that the check
+refuses is captured without it for that, which tells a false alarm. Steps that draw are held against
+PyTorch by the check alone, which feeds the draws. Rows of earlier runs stay unless they are made
+anew.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import signal
-import sys
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,7 +25,8 @@ import torch
 from torch import Tensor
 
 import memplan
-from benchmarks.record import write_record
+from benchmarks.nets.libraries import LIBRARY_NETS, Make
+from benchmarks.record import Row, arguments, run
 from memplan.ir.roles import Role
 
 FIGURES = (
@@ -58,39 +49,123 @@ NOISE = 1e-3
 """Of the largest entry of all: what is smaller is compared with that."""
 TIMES, FLOOR = 30, 2e-5
 """An error of this many times PyTorch's own in float32 is rounding in another order."""
-COMPARISON_LIMIT = 20
-"""Seconds for the comparison beside the check."""
 KINDS = ("loss_error", "gradient_error", "state_error")
 SHAKES = 3
-Row = dict[str, Any]
-Make = Callable[[], memplan.TorchStep]
 Values = dict[str, np.ndarray[Any, Any]]
 
 
-def pieces() -> dict[str, Make]:
-    """Training code that is easy to get wrong."""
-    import benchmarks.nets.tricks  # noqa: F401  (enters its pieces)
-    from benchmarks.nets.code import PIECES
-
-    return PIECES
-
-
-def networks() -> dict[str, Make]:
-    """Networks of libraries, with SGD."""
-    from benchmarks.nets.libraries import LIBRARY_NETS
-
-    def with_optimizer(make: Make) -> Make:
-        def made() -> memplan.TorchStep:
-            given = make()
-            optimizer = torch.optim.SGD(given.model.parameters(), RATE, momentum=0.9)
-            return memplan.TorchStep(given.model, given.loss, given.batch, optimizer)
-
-        return made
-
-    return {name: with_optimizer(make) for name, make in LIBRARY_NETS.items()}
+def _made(make: Make) -> memplan.TorchStep:
+    """The step, the same every time, with SGD: its updates show a wrong gradient as it is."""
+    torch.manual_seed(0)
+    step = make()
+    optimizer = torch.optim.SGD(step.model.parameters(), RATE, momentum=0.9)
+    return memplan.TorchStep(step.model, step.loss, step.batch, optimizer)
 
 
-PARTS: dict[str, Callable[[], dict[str, Make]]] = {"pieces": pieces, "networks": networks}
+def rows(options: argparse.Namespace) -> Iterator[Row]:
+    """Every network: what the check says, and what is so."""
+    warnings.simplefilter("ignore")
+    for name, make in LIBRARY_NETS.items():
+        if not options.only or name in options.only:
+            yield {"name": name, **row_of(make)}
+
+
+def row_of(make: Make) -> Row:
+    """One network."""
+    try:
+        step = _made(make)
+    except (ImportError, RuntimeError) as error:  # RuntimeError: built for another torch
+        return {"verdict": "not run", "words": str(error).splitlines()[0]}
+    capture, row = checked(step)
+    if row["verdict"] == "refused":
+        return row
+    return row | {"independent": independent(make, capture)}
+
+
+def checked(step: memplan.TorchStep) -> tuple[memplan.Capture | None, Row]:
+    """A capture with its check: right, refused or different, with the words."""
+    begin = time.perf_counter()
+    capture = None
+    try:
+        capture = memplan.capture(step, weights="embed")
+    except memplan.CaptureDiffersError as error:
+        check = error.check
+        row: Row = {"verdict": "differs", "words": error.message, "hint": error.hint}
+    except memplan.MemplanError as error:
+        seconds = time.perf_counter() - begin
+        return None, {
+            "verdict": "refused",
+            "words": error.message,
+            "hint": error.hint,
+            "capture_seconds": round(seconds, 2),
+        }
+    else:
+        if capture.check is None:
+            raise AssertionError("it was asked for")
+        check = capture.check
+        verdict = {"equal": "right"}.get(check.verdict, str(check.verdict))
+        row = {"verdict": verdict, "words": check.reason}
+    row["capture_seconds"] = round(time.perf_counter() - begin, 2)
+    row["check_seconds"] = round(check.seconds, 2)
+    row |= {key: _plain(getattr(check, key)) for key in FIGURES}
+    return capture, row
+
+
+def independent(make: Make, capture: memplan.Capture | None) -> Row:
+    """Two updates against PyTorch in float64; ``capture``: None if the check refused it."""
+    if capture is None:
+        try:
+            capture = memplan.capture(_made(make), weights="embed", check=False)
+        except memplan.MemplanError as error:
+            return {"verdict": "refused", "words": error.message}
+    if any(node.op_type in RANDOM for node in capture.model.graph.node):
+        return {"verdict": "draws"}
+    steps = {kind: _made(make) for kind in ("narrow", "wide")}
+    torch.manual_seed(1)
+    narrow = eager(steps["narrow"])
+    torch.manual_seed(1)
+    try:
+        wide = eager(widened(steps["wide"]))
+    except RuntimeError as error:
+        return {"verdict": "not run", "words": f"in float64: {str(error).splitlines()[0]}"}
+    row = {f"eager_{key}": value for key, value in errors(narrow, wide).items()}
+    gradients = {key: value for key, value in wide.items() if key.startswith("gradient")}
+    row |= errors(captured(_made(make), capture, gradients), wide)
+    row["verdict"] = verdict(row, "eager")
+    if row["verdict"] == "wrong":
+        row |= shaken(make, wide)
+        row["verdict"] = "rounding" if verdict(row, "shaken") == "right" else "wrong"
+    return row
+
+
+def shaken(make: Make, wide: Values) -> Row:
+    """What weights that are a millionth off change in float64: how well the step is conditioned."""
+    found: Row = {}
+    for seed in range(SHAKES):
+        step = widened(_made(make))
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for parameter in step.model.parameters():
+                parameter.mul_(1 + 2**-20 * torch.randn_like(parameter))
+        torch.manual_seed(1)
+        row = errors(eager(step), wide)
+        for kind in KINDS:
+            found[f"shaken_{kind}"] = max(row[kind], found.get(f"shaken_{kind}", 0.0))
+    return found
+
+
+def _plain(value: Any) -> object:
+    if isinstance(value, tuple):
+        return list(value)
+    if value is None or isinstance(value, str):
+        return value
+    return value if abs(value) < float("inf") else "inf"
+
+
+def verdict(row: Mapping[str, Any], other: str) -> str:
+    """Right where every error is of the size of others, as PyTorch's own in float32, or wrong."""
+    right = all(row[k] <= FLOOR + TIMES * row[f"{other}_{k}"] for k in KINDS)
+    return "right" if right else "wrong"
 
 
 def loss_of(step: memplan.TorchStep) -> Tensor:
@@ -205,213 +280,7 @@ def errors(found: Values, wanted: Values) -> Row:
     return row
 
 
-class TooLongError(BaseException):
-    """A step took longer than it may; no handler of ``Exception`` is to catch this."""
-
-
-@contextmanager
-def limited(seconds: float | None) -> Iterator[None]:
-    """Stop what is done within after so many seconds of the clock."""
-
-    def stop(*_: object) -> None:
-        raise TooLongError
-
-    if seconds is None:
-        yield
-        return
-    previous = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
-
-
-def rows(part: str, options: argparse.Namespace, known: Collection[object]) -> Iterator[Row]:
-    """Every step; ``known`` are those that ``--missing`` leaves as they are."""
-    for name, make in sorted(PARTS[part]().items(), key=_slow):
-        if not (options.only and name not in options.only) and (part, name) not in known:
-            yield {"part": part, "name": name, **row_of(make, options.limit)}
-
-
-def _slow(item: tuple[str, Make]) -> bool:
-    """Networks of images take longer than those of transformers; these come first."""
-    return not item[0].startswith("transformers")
-
-
-def _made(make: Make) -> memplan.TorchStep:
-    torch.manual_seed(0)
-    return make()
-
-
-def row_of(make: Make, limit: float | None) -> Row:
-    """One step: what the check says, and what is so."""
-    try:
-        step = _made(make)
-    except (ImportError, RuntimeError) as error:  # RuntimeError: built for another torch
-        return {"verdict": "not run", "words": str(error).splitlines()[0]}
-    begin = time.perf_counter()
-    try:
-        with limited(limit):
-            capture, row = checked(step)
-    except TooLongError:
-        taken = time.perf_counter() - begin
-        return {"verdict": "not run", "words": f"stopped after {taken:.0f} s"}
-    if row["verdict"] == "refused":
-        return row
-    try:
-        with limited(COMPARISON_LIMIT if limit is not None else None):
-            return row | {"independent": independent(make, capture)}
-    except TooLongError:
-        return row | {"independent": {"verdict": "not run"}}
-
-
-def checked(step: memplan.TorchStep) -> tuple[memplan.Capture | None, Row]:
-    """A capture with its check: right, refused or different, with the words."""
-    begin = time.perf_counter()
-    capture = None
-    try:
-        capture = memplan.capture(step, weights="embed")
-    except memplan.CaptureDiffersError as error:
-        check = error.check
-        row: Row = {"verdict": "differs", "words": error.message, "hint": error.hint}
-    except memplan.MemplanError as error:
-        seconds = time.perf_counter() - begin
-        return None, {
-            "verdict": "refused",
-            "words": error.message,
-            "hint": error.hint,
-            "capture_seconds": round(seconds, 2),
-        }
-    else:
-        if capture.check is None:
-            raise AssertionError("it was asked for")
-        check = capture.check
-        verdict = {"equal": "right"}.get(check.verdict, str(check.verdict))
-        row = {"verdict": verdict, "words": check.reason}
-    row["capture_seconds"] = round(time.perf_counter() - begin, 2)
-    row["check_seconds"] = round(check.seconds, 2)
-    row |= {key: _plain(getattr(check, key)) for key in FIGURES}
-    return capture, row
-
-
-def independent(make: Make, capture: memplan.Capture | None) -> Row:
-    """Two updates against PyTorch in float64; ``capture``: None if the check refused it."""
-    if capture is None:
-        try:
-            capture = memplan.capture(_made(make), weights="embed", check=False)
-        except memplan.MemplanError as error:
-            return {"verdict": "refused", "words": error.message}
-    if any(node.op_type in RANDOM for node in capture.model.graph.node):
-        return {"verdict": "draws"}
-    steps = {kind: _made(make) for kind in ("narrow", "wide")}
-    torch.manual_seed(1)
-    narrow = eager(steps["narrow"])
-    torch.manual_seed(1)
-    try:
-        wide = eager(widened(steps["wide"]))
-    except RuntimeError as error:
-        return {"verdict": "not run", "words": f"in float64: {str(error).splitlines()[0]}"}
-    row = {f"eager_{key}": value for key, value in errors(narrow, wide).items()}
-    gradients = {key: value for key, value in wide.items() if key.startswith("gradient")}
-    row |= errors(captured(_made(make), capture, gradients), wide)
-    row["verdict"] = verdict(row, "eager")
-    if row["verdict"] == "wrong":
-        row |= shaken(make, wide)
-        row["verdict"] = "rounding" if verdict(row, "shaken") == "right" else "wrong"
-    return row
-
-
-def shaken(make: Make, wide: Values) -> Row:
-    """What weights that are a millionth off change in float64: how well the step is conditioned."""
-    found: Row = {}
-    for seed in range(SHAKES):
-        step = widened(_made(make))
-        torch.manual_seed(seed)
-        with torch.no_grad():
-            for parameter in step.model.parameters():
-                parameter.mul_(1 + 2**-20 * torch.randn_like(parameter))
-        torch.manual_seed(1)
-        row = errors(eager(step), wide)
-        for kind in KINDS:
-            found[f"shaken_{kind}"] = max(row[kind], found.get(f"shaken_{kind}", 0.0))
-    return found
-
-
-def _plain(value: Any) -> object:
-    if isinstance(value, tuple):
-        return list(value)
-    if value is None or isinstance(value, str):
-        return value
-    return value if abs(value) < float("inf") else "inf"
-
-
-def verdict(row: Mapping[str, Any], other: str) -> str:
-    """Right where every error is of the size of others, as PyTorch's own in float32, or wrong."""
-    right = all(row[k] <= FLOOR + TIMES * row[f"{other}_{k}"] for k in KINDS)
-    return "right" if right else "wrong"
-
-
-def unreached(found: Mapping[tuple[object, ...], Row]) -> Iterator[Row]:
-    """Rows of what no run has come to."""
-    for part, steps in PARTS.items():
-        for name in steps():
-            if (part, name) not in found:
-                yield {"part": part, "name": name, "verdict": "not run"}
-
-
-def kept(path: Path | None) -> dict[tuple[object, ...], Row]:
-    """Rows of an earlier record by what they are of."""
-    if path is None or not path.exists():
-        return {}
-    rows = json.loads(path.read_text())["results"]
-    return {(row["part"], row["name"]): row for row in rows}
-
-
-def changes(found: Mapping[tuple[object, ...], Row], record: Path) -> list[str]:
-    """What was run and has another verdict than in ``record``, by the check or beside it."""
-
-    def outcome(row: Row) -> str:
-        beside = row.get("independent", {}).get("verdict", "")
-        return ", ".join(filter(None, (row["verdict"], beside)))
-
-    before = kept(record)
-    pairs = [
-        (key, before.get(key), row) for key, row in found.items() if row["verdict"] != "not run"
-    ]
-    return [
-        f"{' '.join(map(str, key))}: {outcome(old) if old else 'not there'} -> {outcome(new)} "
-        f"{new['words']}"
-        for key, old, new in pairs
-        if old is None or outcome(old) != outcome(new)
-    ]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print every row, and write the record."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.capture.check")
-    parser.add_argument("parts", nargs="+", choices=sorted(PARTS))
-    parser.add_argument("--only", action="append", default=[], help="a name, repeatable")
-    parser.add_argument("--limit", type=float, help="seconds for one capture")
-    parser.add_argument("--missing", action="store_true", help="leave earlier rows as they are")
-    parser.add_argument("--json", type=Path, help="the record")
-    parser.add_argument("--against", type=Path, help="a record to compare with")
-    options = parser.parse_args(argv)
-    warnings.simplefilter("ignore")
-    found = {k: row for k, row in kept(options.json).items() if row["verdict"] != "not run"}
-    for part in options.parts:
-        for row in rows(part, options, set(found) if options.missing else ()):
-            print(json.dumps(row), flush=True)
-            found[row["part"], row["name"]] = row
-            if options.json is not None:
-                command = "python -m benchmarks.capture.check pieces networks"
-                write_record(options.json, command, [*found.values(), *unreached(found)])
-    changed = changes(found, options.against) if options.against is not None else []
-    for each in changed:
-        print(f"changed: {each}", file=sys.stderr)
-    return int(bool(changed))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = arguments("capture.check", __doc__)
+    parser.add_argument("--only", action="append", default=[], help="a name, repeatable")
+    run(parser, rows, of=("name",))

@@ -14,17 +14,13 @@ of the process with model and batch, whose own are ``model_bytes``.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from benchmarks.record import write_record
+from benchmarks.record import Row, arguments, in_process, run
 from memplan.runtime.resident_set import reset_peak_rss, resident_bytes
 
 WAYS = ("export", "capture", "checked")
@@ -33,40 +29,18 @@ BATCHES = {"gpt2_small_bs8_seq1024": 4, "resnet50_bs32_224": 16}
 _LENGTHS = {"gpt2_small_bs8_seq1024": 512}
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure every network in every way; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.capture.cost")
-    parser.add_argument("--net", action="append", help="of the catalogue, repeatable")
-    parser.add_argument("--batch", type=int, help="samples, instead of those above")
-    parser.add_argument("--json", type=Path, help="the record")
-    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
-    if options.way:
-        print(json.dumps(_measured(options.net[0], options.way, options.batch)))
-        return 0
-    rows = []
+def rows(options: argparse.Namespace) -> Iterator[Row]:
+    """Every network in every way, in a process of its own."""
     for net in options.net or BATCHES:
         batch = options.batch or BATCHES[net]
         for way in WAYS:
-            command = [sys.executable, "-m", "benchmarks.capture.cost", "--net", net]
-            command += ["--batch", str(batch), "--way", way]
             # Threads of glibc's malloc keep what they are given back: one arena shows what is used.
-            told = subprocess.run(
-                command,
-                stdout=subprocess.PIPE,
-                text=True,
-                check=True,
-                env={**os.environ, "MALLOC_ARENA_MAX": "1"},
-            ).stdout
-            rows.append({"net": net, "batch": batch, "way": way, **json.loads(told)})
-            print(json.dumps(rows[-1]), flush=True)
-    if options.json:
-        write_record(options.json, "python -m benchmarks.capture.cost", rows)
-    return 0
+            told = in_process("capture.cost.taken", net, way, batch, MALLOC_ARENA_MAX="1")
+            yield {"net": net, "batch": batch, "way": way, **told}
 
 
-def _measured(name: str, way: str, count: int) -> dict[str, Any]:
-    """One network in one way, in this process."""
+def taken(name: str, way: str, count: str) -> Row:
+    """What one network takes in one way, in this process."""
     import torch
 
     import memplan
@@ -75,11 +49,11 @@ def _measured(name: str, way: str, count: int) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     net = {**FULL, **TINY}[name]
-    model, batch = net.make(), net.of(count)
+    model, batch = net.make(), net.of(int(count))
     batch = tuple(t[:, : _LENGTHS[name]] if name in _LENGTHS else t for t in batch)
     held = [*model.parameters(), *model.buffers(), *batch]
     start, begin, used = reset_peak_rss(), time.perf_counter(), time.process_time()
-    found: dict[str, Any] = {}
+    found: Row = {}
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "step.onnx"
         if way == "export":
@@ -91,14 +65,17 @@ def _measured(name: str, way: str, count: int) -> dict[str, Any]:
             found = {"nodes": len(made.model.graph.node), "peak_bytes": made.peak_bytes}
             if made.check is not None:
                 found |= {"verdict": str(made.check.verdict), "reason": made.check.reason}
-    return {
+    row = {
         "seconds": round(time.perf_counter() - begin, 2),
         "cpu_seconds": round(time.process_time() - used, 2),
         "growth_bytes": resident_bytes("VmHWM") - start,
         "model_bytes": sum(tensor.nbytes for tensor in held),
-        **found,
     }
+    return row | found
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = arguments("capture.cost", __doc__)
+    parser.add_argument("--net", action="append", help="of the catalogue, repeatable")
+    parser.add_argument("--batch", type=int, help="samples, instead of those above")
+    run(parser, rows)

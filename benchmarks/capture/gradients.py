@@ -11,17 +11,20 @@ run. The forward graphs come from `benchmarks/nets/catalogue.py`.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from benchmarks.record import write_record
+import onnx
 
-if TYPE_CHECKING:
-    import onnx
+import memplan
+from benchmarks.record import arguments, run
+from memplan.api.analysis import analyze_open
+from memplan.ir.graph import Phase
+from memplan.shapes.prepare import prepare
+from memplan.simulate.opened import opened
+from memplan.simulate.session import session_kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +48,6 @@ def figures(
     name: str, made_by: str, model: onnx.ModelProto, seconds: float | None = None
 ) -> Figures:
     """Simulate one step."""
-    from memplan.api.analysis import analyze_open
-    from memplan.ir.graph import Phase
-    from memplan.shapes.prepare import prepare
-    from memplan.simulate.opened import opened
-    from memplan.simulate.session import session_kind
-
     read = opened(prepare(model, Path(f"{name}.onnx"), {}))
     analysis = analyze_open(read, session_kind("tuned", "cpu"))
     timeline = analysis.timeline
@@ -68,8 +65,6 @@ def figures(
 
 def differentiated(name: str, forward: onnx.ModelProto) -> Figures:
     """The forward graph's training graph, by memplan."""
-    import memplan
-
     named = {item.key: item.value for item in forward.metadata_props}
     loss = forward.graph.output[0].name
     begin = time.perf_counter()
@@ -77,28 +72,15 @@ def differentiated(name: str, forward: onnx.ModelProto) -> Figures:
     return figures(name, "memplan grad", trained, time.perf_counter() - begin)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Every forward graph that there is an exported training graph of."""
-    import onnx
-
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.capture.gradients")
-    parser.add_argument("--forward", type=Path, required=True, help="folder of forward graphs")
-    parser.add_argument("--exported", type=Path, required=True, help="folder of training graphs")
-    parser.add_argument("--json", type=Path, required=True, help="file to write")
-    options = parser.parse_args(argv)
-    rows: list[Figures] = []
+def rows(options: argparse.Namespace) -> Iterator[Figures]:
+    """Every forward graph, and the training graph that was exported of it."""
     for path in sorted(options.forward.glob("*.onnx")):
-        rows.append(figures(path.stem, "PyTorch", onnx.load(options.exported / path.name)))
-        rows.append(differentiated(path.stem, onnx.load(path)))
-        for row in rows[-2:]:
-            print(
-                f"{row.graph:<24}{row.made_by:<14}{row.nodes:>6} nodes, stash "
-                f"{row.stash_bytes / 1e9:.3f} GB, peak {row.peak_bytes / 1e9:.3f} GB"
-            )
-    command = "python -m benchmarks.capture.gradients --forward DIR --exported DIR --json FILE"
-    write_record(options.json, command, [asdict(row) for row in rows])
-    return 0
+        yield figures(path.stem, "PyTorch", onnx.load(options.exported / path.name))
+        yield differentiated(path.stem, onnx.load(path))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = arguments("capture.gradients", __doc__)
+    parser.add_argument("--forward", type=Path, required=True, help="folder of forward graphs")
+    parser.add_argument("--exported", type=Path, required=True, help="folder of training graphs")
+    run(parser, rows)

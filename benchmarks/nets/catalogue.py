@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import argparse
 import io
-import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 import memplan
 from benchmarks.nets.text import Bert, Gpt2, Llama
 from benchmarks.nets.vision import ConvNext, DenseNet, EfficientNet, ResNet, Swin, UNet, Vit
+from benchmarks.record import Row, arguments, run
 
 Batch = Callable[[int], tuple[Tensor, ...]]
 
@@ -186,25 +186,27 @@ def training_graph(forward: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def rows(options: argparse.Namespace) -> Iterator[Row]:
     """Write ``NAME.onnx`` for every network."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.nets.catalogue")
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for name, found in (FULL if options.size == "full" else TINY).items():
+        if not options.only or any(part in name for part in options.only):
+            model = exported(found.make(), found.batch())
+            if not options.forward:
+                model = training_graph(model)
+            onnx.save(model, options.folder / f"{name}.onnx")
+            yield {"graph": name, "nodes": len(model.graph.node)}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    parser = arguments("nets.catalogue", __doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", action="append", default=[], help="part of a name, repeatable")
     parser.add_argument("--size", choices=["full", "tiny"], default="full")
     parser.add_argument("--forward", action="store_true", help="the forward graphs")
-    options = parser.parse_args(argv)
-    options.folder.mkdir(parents=True, exist_ok=True)
-    for name, found in (FULL if options.size == "full" else TINY).items():
-        if options.only and not any(part in name for part in options.only):
-            continue
-        model = exported(found.make(), found.batch())
-        if not options.forward:
-            model = training_graph(model)
-        onnx.save(model, options.folder / f"{name}.onnx")
-        print(f"{name:<28}{len(model.graph.node):>6} nodes", flush=True)
-    return 0
+    run(parser, rows, argv)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -3,7 +3,8 @@
 Every graph is simulated as it lies in the file, in a tuned session on the CPU, behind each pass of
 ``rewrite``, without a budget: nothing is recomputed. With ``--run`` the result is also written and
 validated: predicted and measured bytes, equality of all outputs. Both files then run in turn in one
-process, on one thread: the quickest run of each counts, as the machine may do other work.
+process, on one thread: the quickest run of each counts, as the machine may do other work. Exit code
+1 where one that ran is not equal or not as predicted.
 
     python -m benchmarks.plans.below_floor GRAPH... --shared --run \\
         --json benchmarks/results/free_bytes.json
@@ -15,23 +16,28 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import onnxruntime
+
+import memplan
 from benchmarks.models import DIMS, shared_models
-from benchmarks.record import write_record
-
-if TYPE_CHECKING:
-    from memplan.simulate.opened import OpenModel
-    from memplan.simulate.timeline import Timeline
+from benchmarks.record import arguments, run
+from memplan.ops.cost import DEVICES, node_costs
+from memplan.passes.manager import NAMES, make_passes, run_passes
+from memplan.runtime.inputs import synthesize
+from memplan.simulate.floor import structural_floor
+from memplan.simulate.opened import OpenModel, open_model
+from memplan.simulate.session import session_kind
+from memplan.simulate.timeline import Timeline, simulate
+from memplan.units import parse_size
 
 FOLDERS = ("runnable", "full_scale")
 ROUNDS = 12  # of the search for an order: the record does not depend on the machine
 MOST_BYTES = 160 << 20  # of a graph that is run
 LEAST_SECONDS, MOST_RUNS = 6.0, 1000  # of small steps the quickest is found late
-MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +77,6 @@ class Row:
 
 def moves_of(path: Path) -> tuple[tuple[Move, ...], float]:
     """Every pass on the graph in ``path``, and the seconds that they took."""
-    from memplan.passes.manager import NAMES, make_passes, run_passes
-    from memplan.simulate.opened import open_model
-    from memplan.simulate.session import session_kind
-    from memplan.simulate.timeline import simulate
-
     model = open_model(path, DIMS.get(path.stem, {}))
     first = simulate(model.graph, session_kind("tuned"))
     begin = time.perf_counter()
@@ -88,8 +89,6 @@ def moves_of(path: Path) -> tuple[tuple[Move, ...], float]:
 
 
 def _move(name: str, model: OpenModel, timeline: Timeline, note: str, whole: float) -> Move:
-    from memplan.simulate.floor import structural_floor
-
     floor = structural_floor(model.graph, timeline).with_workspace + timeline.resident_bytes
     extra = 100 * (_seconds(timeline) / whole - 1) if whole else 0.0
     peak = timeline.peak_with_workspace_bytes
@@ -97,21 +96,15 @@ def _move(name: str, model: OpenModel, timeline: Timeline, note: str, whole: flo
 
 
 def _seconds(timeline: Timeline) -> float:
-    from memplan.ops.cost import DEVICES, node_costs
-
     return sum(node_costs(timeline.graph, DEVICES["cpu"], "cpu"))
 
 
 def ran(path: Path, runs: int) -> Ran:
     """Rewrite without a budget and validate what was written."""
-    import memplan
-    from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
-    from memplan.units import parse_size
-
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "free.onnx"
-        options = RewriteOptions(parse_size("100%"), optimize="none", effort=ROUNDS)
-        rewrite(path, options, target, dims=dict(DIMS.get(path.stem, {})))
+        options = memplan.RewriteOptions(parse_size("100%"), optimize="none", effort=ROUNDS)
+        memplan.rewrite(path, options, target, dims=dict(DIMS.get(path.stem, {})))
         found = memplan.validate(path, target, memplan.ValidateOptions(runs=0, plain=False))
         before, after = step_times(path, target, runs)
         ratio = min(after) / min(before)
@@ -127,12 +120,6 @@ def ran(path: Path, runs: int) -> Ran:
 
 def step_times(path: Path, rewritten: Path, runs: int) -> tuple[list[float], list[float]]:
     """Seconds of at least ``runs`` steps of each, in turn and for seconds, in tuned sessions."""
-    import onnxruntime
-
-    import memplan
-    from memplan.runtime.inputs import synthesize
-    from memplan.simulate.opened import open_model
-
     feeds = synthesize(open_model(path, DIMS.get(path.stem, {})).graph)
     sessions = []
     for file in (path, rewritten):
@@ -150,53 +137,19 @@ def step_times(path: Path, rewritten: Path, runs: int) -> tuple[list[float], lis
     return taken
 
 
-def measured(path: Path, run: bool, runs: int) -> Row:
-    """One graph."""
-    moves, seconds = moves_of(path)
-    small = moves[0].peak_bytes <= MOST_BYTES
-    return Row(path.stem, moves, round(seconds, 2), ran(path, runs) if run and small else None)
+def rows(options: argparse.Namespace) -> Iterator[Row]:
+    """Every graph; with ``--run``, the small ones are also run."""
+    for path in [*options.models, *(shared_models(FOLDERS) if options.shared else ())]:
+        moves, seconds = moves_of(path)
+        run_it = options.run and moves[0].peak_bytes <= MOST_BYTES
+        yield Row(path.stem, moves, round(seconds, 2), ran(path, options.runs) if run_it else None)
 
 
-def line(row: Row) -> str:
-    """A graph in a line."""
-    first, last = row.moves[0], row.moves[-1]
-    text = (
-        f"{row.graph}: peak {first.peak_bytes / MIB:,.1f} -> {last.peak_bytes / MIB:,.1f} MiB "
-        f"({100 * (last.peak_bytes / first.peak_bytes - 1):+.1f}%), floor "
-        f"{first.floor_bytes / MIB:,.1f} -> {last.floor_bytes / MIB:,.1f}, estimated time "
-        f"{last.extra_seconds_percent:+.2f}%"
-    )
-    if row.ran is None:
-        return text
-    return (
-        f"{text}; measured {row.ran.original_peak_bytes:,} -> {row.ran.measured_peak_bytes:,} B, "
-        f"{row.ran.equality}, {'' if row.ran.as_predicted else 'not '}as predicted, "
-        f"{row.ran.time_ratio} x time"
-    )
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Every graph; exit code 1 where one that ran is not equal or not as predicted."""
-    parser = argparse.ArgumentParser(description=__doc__, prog="benchmarks.plans.below_floor")
+if __name__ == "__main__":
+    parser = arguments("plans.below_floor", __doc__)
     parser.add_argument("models", nargs="*", type=Path)
     parser.add_argument("--shared", action="store_true", help="the samples and $MEMPLAN_SHARED")
     parser.add_argument("--run", action="store_true", help="also run the small ones")
     parser.add_argument("--runs", type=int, default=9, help="timed runs of each")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args(argv)
-    paths = [*options.models, *(shared_models(FOLDERS) if options.shared else ())]
-    rows = []
-    for path in paths:
-        rows.append(measured(path, options.run, options.runs))
-        print(line(rows[-1]), flush=True)
-    if options.json:
-        shown = [path.name for path in options.models] + ["--shared"] * options.shared
-        shown += ["--run"] * options.run
-        command = f"python -m benchmarks.plans.below_floor {' '.join(shown)}"
-        write_record(options.json, command, [asdict(row) for row in rows])
-    good = [r.ran.equality == "bitwise" and r.ran.as_predicted for r in rows if r.ran]
-    return 0 if all(good) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    tried = [row["ran"] for row in run(parser, rows) if row["ran"]]
+    sys.exit(any(row["equality"] != "bitwise" or not row["as_predicted"] for row in tried))

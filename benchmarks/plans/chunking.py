@@ -14,21 +14,33 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from benchmarks.record import write_record
+import numpy as np
+import onnx
+import onnxruntime
 
-if TYPE_CHECKING:
-    import onnx
-
-    from memplan.ir.graph import Graph
-    from memplan.passes.chunk.chunk_state import State
+import memplan
+from benchmarks import record
+from memplan.equivalence.prove import Side, prove, reference_side
+from memplan.ir.graph import Graph
+from memplan.ops.cost import flops
+from memplan.passes.chunk.choose_chunks import ChunkRegions
+from memplan.passes.chunk.chunk_layers import ChunkLayers
+from memplan.passes.chunk.chunk_state import State, state_of
+from memplan.proto.read import read_model
+from memplan.proto.restore_order import restore_order
+from memplan.proto.write import write_model
+from memplan.runtime.optimize import optimize_offline
+from memplan.runtime.session_options import session_options
+from memplan.simulate.opened import open_model
+from memplan.simulate.session import session_kind
+from memplan.simulate.timeline import simulate
 
 # Rows, width, classes of loss heads that are timed.
 HEADS = ((2048, 256, 8000), (2048, 768, 16000), (4096, 512, 8000))
@@ -63,19 +75,12 @@ class Row:
 
 def product_flops(graph: Graph) -> float:
     """FLOPs of all products."""
-    from memplan.ops.cost import flops
-
     products = ("MatMul", "Gemm", "FusedMatMul")
     return sum(flops(graph, node) for node in graph.nodes if node.op in products)
 
 
 def fused(path: Path, folder: Path) -> Path:
     """The file as ONNX Runtime fuses it, in the folder."""
-    from memplan.proto.read import read_model
-    from memplan.proto.restore_order import restore_order
-    from memplan.proto.write import write_model
-    from memplan.runtime.optimize import optimize_offline
-
     saved, target = folder / "saved.onnx", folder / f"{path.stem}.fused.onnx"
     optimize_offline(path, saved, "cpu")
     write_model(restore_order(read_model(saved, path), read_model(path)), target)
@@ -87,13 +92,6 @@ def chunk_states(
 ) -> tuple[State, State, str, float]:
     """Before and after, what was done, and the CPU seconds for it; ``small``: two chunks where the
     tensors are too small for the choice of its own."""
-    from memplan.passes.chunk.choose_chunks import ChunkRegions
-    from memplan.passes.chunk.chunk_layers import ChunkLayers
-    from memplan.passes.chunk.chunk_state import state_of
-    from memplan.simulate.opened import open_model
-    from memplan.simulate.session import session_kind
-    from memplan.simulate.timeline import simulate
-
     model = open_model(path)
     timeline = simulate(model.graph, session_kind("tuned"))
     begin = time.process_time()
@@ -108,9 +106,6 @@ def chunk_states(
 
 def row(path: Path, run: bool, kind: str) -> Row:
     """One graph with one kind of chunks."""
-    from memplan.equivalence.prove import Side, prove, reference_side
-    from memplan.proto.write import write_model
-
     with TemporaryDirectory() as folder:
         before, after, note, seconds = chunk_states(fused(path, Path(folder)), kind, small=run)
         proto = after.model.prepared.proto
@@ -141,10 +136,7 @@ def row(path: Path, run: bool, kind: str) -> Row:
 
 def measured_row(before: Path, after: Path) -> dict[str, object]:
     """Both files run, each in a process of its own."""
-    from memplan.api.validate.validating import validate
-    from memplan.options import ValidateOptions
-
-    found = validate(before, after, ValidateOptions(plain=False))
+    found = memplan.validate(before, after, memplan.ValidateOptions(plain=False))
     return {
         "peak_before_bytes": found.original.measured_peak_bytes,
         "peak_after_bytes": found.rewritten.measured_peak_bytes,
@@ -156,41 +148,34 @@ def measured_row(before: Path, after: Path) -> dict[str, object]:
     }
 
 
-def loss_head(rows: int, width: int, classes: int) -> onnx.ModelProto:
-    """Logits and mean cross-entropy, with gradients by the hidden states and the weights."""
-    import onnx
-    from onnx import helper
-
-    import memplan
-
-    real, whole = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
-    nodes = [
-        helper.make_node("Transpose", ["weight"], ["columns"], perm=[1, 0]),
-        helper.make_node("MatMul", ["hidden", "columns"], ["logits"]),
-        helper.make_node("SoftmaxCrossEntropyLoss", ["logits", "labels"], ["loss"]),
-    ]
-    inputs = [
-        helper.make_tensor_value_info("hidden", real, [rows, width]),
-        helper.make_tensor_value_info("weight", real, [classes, width]),
-        helper.make_tensor_value_info("labels", whole, [rows]),
-    ]
-    outputs = [helper.make_tensor_value_info("loss", real, [])]
-    graph = helper.make_graph(nodes, "head", inputs, outputs)
-    opsets = [helper.make_opsetid("", 20)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    return memplan.gradients(model, "loss", ["hidden", "weight"])
+HEAD = """<ir_version: 10, opset_import: ["" : 20]>
+head (float[{rows},{width}] hidden, float[{classes},{width}] weight, int64[{rows}] labels)
+    => (float loss)
+{{
+    columns = Transpose <perm = [1, 0]> (weight)
+    logits = MatMul (hidden, columns)
+    loss = SoftmaxCrossEntropyLoss (logits, labels)
+}}"""
 
 
 def head_time(rows: int, width: int, classes: int) -> dict[str, object]:
-    """Both forms in one process, in turns."""
-    from memplan.proto.write import write_model
-
+    """Logits and mean cross-entropy with gradients by the hidden states and the weights: both forms
+    in one process, in turns."""
+    sizes = {"rows": rows, "width": width, "classes": classes}
+    model = memplan.gradients(
+        onnx.parser.parse_model(HEAD.format(**sizes)), "loss", ["hidden", "weight"]
+    )
+    source = np.random.default_rng(0)
+    feeds = {
+        "hidden": source.standard_normal((rows, width)).astype(np.float32),
+        "weight": source.standard_normal((classes, width)).astype(np.float32) / 16,
+        "labels": source.integers(0, classes, rows),
+    }
     with TemporaryDirectory() as folder:
         path = Path(folder) / "head.onnx"
-        write_model(loss_head(rows, width, classes), path)
+        write_model(model, path)
         before, after, note, _ = chunk_states(fused(path, Path(folder)))
-        head = {"rows": rows, "width": width, "classes": classes, "chunks": int(note.split()[-2])}
-        return head | timed(before, after, feeds_of(rows, width, classes))
+        return sizes | {"chunks": int(note.split()[-2])} | timed(before, after, feeds)
 
 
 def step_times() -> Iterator[dict[str, object]]:
@@ -199,7 +184,6 @@ def step_times() -> Iterator[dict[str, object]]:
 
     from benchmarks.nets.catalogue import Net, exported, text, training_graph
     from benchmarks.nets.text import Gpt2, Llama
-    from memplan.proto.write import write_model
 
     nets = {
         "Llama, 4 layers 192 wide, 8 x 256": Net(
@@ -239,24 +223,8 @@ def timed(before: State, after: State, feeds: Mapping[str, Any]) -> dict[str, ob
     }
 
 
-def feeds_of(rows: int, width: int, classes: int) -> dict[str, Any]:
-    """Inputs for a loss head."""
-    import numpy as np
-
-    source = np.random.default_rng(0)
-    return {
-        "hidden": source.standard_normal((rows, width)).astype(np.float32),
-        "weight": source.standard_normal((classes, width)).astype(np.float32) / 16,
-        "labels": source.integers(0, classes, rows),
-    }
-
-
 def in_turns(models: Sequence[onnx.ModelProto], feeds: Mapping[str, Any]) -> list[list[float]]:
     """CPU seconds of every model, turn by turn; the first turn is not counted."""
-    import onnxruntime
-
-    from memplan.runtime.session_options import session_options
-
     options = session_options("tuned")
     options.intra_op_num_threads = 1
     sessions = [
@@ -277,16 +245,12 @@ def in_turns(models: Sequence[onnx.ModelProto], feeds: Mapping[str, Any]) -> lis
 
 def planned(path: Path, budget: str, device: str | None = None) -> dict[str, object]:
     """A rewrite in chunks at a budget, with the times of the provider's device or of another."""
-    from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
-    from memplan.units import parse_budget
-
-    options = RewriteOptions(parse_budget(budget), chunk="auto", device=device)
-    result = rewrite(path, options, dry_run=True)
+    options = memplan.RewriteOptions(memplan.parse_size(budget), chunk="auto", device=device)
+    result = memplan.rewrite(path, options, dry_run=True)
+    best = (note for note in result.assumptions if note.startswith("chunks: the best"))
     return {
         "graph": path.stem,
-        "best": next(
-            (note for note in result.assumptions if note.startswith("chunks: the best")), ""
-        ),
+        "best": next(best, ""),
         "budget": budget,
         "device": device or "cpu",
         "budget_bytes": result.budget_bytes,
@@ -298,42 +262,26 @@ def planned(path: Path, budget: str, device: str | None = None) -> dict[str, obj
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and write."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.plans.chunking")
+def rows(options: argparse.Namespace) -> Iterator[object]:
+    """What was asked for, one by one."""
+    for path in (*options.models, *options.run):
+        for kind in KINDS:
+            yield row(path, path in options.run, kind)
+    for path in options.models if options.budget else ():
+        for device in options.device:
+            yield planned(path, options.budget, device)
+    for sizes in HEADS if options.heads else ():
+        yield head_time(*sizes)
+    if options.steps:
+        yield from step_times()
+
+
+if __name__ == "__main__":
+    parser = record.arguments("plans.chunking", __doc__)
     parser.add_argument("models", nargs="*", type=Path)
     parser.add_argument("--run", action="append", default=[], type=Path, help="run this one, too")
     parser.add_argument("--heads", action="store_true", help="time loss heads")
     parser.add_argument("--steps", action="store_true", help="time whole steps")
     parser.add_argument("--budget", help="plan the models for it, too")
     parser.add_argument("--device", nargs="*", default=("cpu",), help="with times of these")
-    parser.add_argument("--json", type=Path, required=True)
-    options = parser.parse_args(argv)
-    results: list[object] = []
-    for path in (*options.models, *options.run):
-        for kind in KINDS:
-            results.append(asdict(row(path, path in options.run, kind)))
-            print(results[-1], flush=True)
-    for path in options.models if options.budget else ():
-        for device in options.device:
-            results.append(planned(path, options.budget, device))
-            print(results[-1], flush=True)
-    for sizes in HEADS if options.heads else ():
-        results.append(head_time(*sizes))
-        print(results[-1], flush=True)
-    for step in step_times() if options.steps else ():
-        results.append(step)
-        print(results[-1], flush=True)
-    files = [path.name for path in options.models]
-    files += [f"--run {path.name}" for path in options.run]
-    asked = [f"--budget {options.budget}"] if options.budget else []
-    asked += [f"--device {' '.join(options.device)}"] if options.budget else []
-    asked += ["--heads"] if options.heads else []
-    asked += ["--steps"] if options.steps else []
-    command = " ".join(["python -m benchmarks.plans.chunking", *files, *asked])
-    write_record(options.json, command, results)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    record.run(parser, rows)

@@ -11,18 +11,17 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import onnx
 
 import memplan
-from benchmarks.record import write_record
+from benchmarks.models import SAMPLES
+from benchmarks.record import arguments, run
 
-SAMPLES = Path(__file__).resolve().parents[2] / "sample_models"
 NAMES = ("mlp_adamw", "cnn_bn", "unet", "gpt_dropout", "gpt_dynamic", "lstm")
 GPT2 = "gpt2_small_bs1_seq128"
 
@@ -38,24 +37,20 @@ class Row:
     said: str
 
 
-def forward_graphs(only: Sequence[str]) -> Iterator[tuple[str, onnx.ModelProto]]:
-    """The forward graphs whose names have one of ``only`` in them; all, where that is empty."""
+def forward_graph(name: str) -> onnx.ModelProto:
+    """The forward graph of a sample model, or of GPT-2 small."""
     import torch
 
     from benchmarks.nets.catalogue import exported
     from benchmarks.nets.text import Gpt2
 
+    if name == GPT2:
+        return exported(Gpt2(), (torch.zeros(1, 128, dtype=torch.int64),))
     sys.path.insert(0, str(SAMPLES))
     import nets
 
-    for name in (*NAMES, GPT2):
-        if only and not any(part in name for part in only):
-            continue
-        if name == GPT2:
-            yield name, exported(Gpt2(), (torch.zeros(1, 128, dtype=torch.int64),))
-        else:
-            step: Any = getattr(nets, name)()
-            yield name, exported(step.model, tuple(step.batch.values()))
+    step: Any = getattr(nets, name)()
+    return exported(step.model, tuple(step.batch.values()))
 
 
 def measure(name: str, forward: onnx.ModelProto, rounds: int) -> Row:
@@ -77,22 +72,15 @@ def measure(name: str, forward: onnx.ModelProto, rounds: int) -> Row:
     return Row(name, rounds, times[0], times[1], said)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Read the command line, measure, and write the record after every row."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.plans.gradient_check")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", action="append", default=[], help="part of a name, repeatable")
-    parser.add_argument("--json", type=Path, required=True, help="the record")
-    options = parser.parse_args(argv)
-    command = f"python -m benchmarks.plans.gradient_check --rounds {options.rounds}"
-    command += "".join(f" --only {part}" for part in options.only)
-    rows = []
-    for name, forward in forward_graphs(options.only):
-        rows.append(asdict(measure(name, forward, options.rounds)))
-        write_record(options.json, command, rows)
-        print(rows[-1], flush=True)
-    return 0
+def rows(options: argparse.Namespace) -> Iterator[Row]:
+    """The graphs whose names have one of ``--only`` in them; all, where that is empty."""
+    for name in (*NAMES, GPT2):
+        if not options.only or any(part in name for part in options.only):
+            yield measure(name, forward_graph(name), options.rounds)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = arguments("plans.gradient_check", __doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", action="append", default=[], help="part of a name, repeatable")
+    run(parser, rows)

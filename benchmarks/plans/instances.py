@@ -64,15 +64,9 @@ def short_name(path: Path) -> str:
     return path.stem
 
 
-def raw_graph(data: Mapping[str, Any]) -> tuple[list[Any], list[tuple[Any, Any]]]:
-    """Node ids and (producer, reader) pairs of a node-link object, in file order."""
-    ids = [node.get("id", node.get("name")) for node in data["nodes"]]
-    links = data["links"]
-    source, target = ("0", "1") if links and "0" in links[0] else ("source", "target")
-    return ids, [(link[source], link[target]) for link in links]
-
-
-def input_order(data: Mapping[str, Any]) -> list[Any]:
+def input_order(
+    data: Mapping[str, Any], ids: Sequence[Any], links: Sequence[tuple[Any, Any]]
+) -> list[Any]:
     """The instance's own order of node ids: the stored one, else a topological sort.
 
     The sort equals ``networkx.topological_sort``: Kahn's algorithm by generations, successors in
@@ -81,7 +75,6 @@ def input_order(data: Mapping[str, Any]) -> list[Any]:
     stored = data["graph"].get("order")
     if stored is not None:
         return list(stored)
-    ids, links = raw_graph(data)
     successors: dict[Any, dict[Any, None]] = {node: {} for node in ids}
     for producer, reader in links:
         successors[producer][reader] = None
@@ -102,31 +95,31 @@ def input_order(data: Mapping[str, Any]) -> list[Any]:
 
 def load_instance(path: Path) -> Instance:
     """Read one JSON file."""
-    data = json.loads(path.read_text())
-    order = input_order(data)
+    return instance_of(short_name(path), json.loads(path.read_text()))
+
+
+def instance_of(name: str, data: Mapping[str, Any]) -> Instance:
+    """Read a node-link object."""
+    nodes = {node.get("id", node.get("name")): node for node in data["nodes"]}
+    ends = ("0", "1") if data["links"] and "0" in data["links"][0] else ("source", "target")
+    links = [(link[ends[0]], link[ends[1]]) for link in data["links"]]
+    order = input_order(data, list(nodes), links)
     number = {node: k for k, node in enumerate(order)}
-    _, links = raw_graph(data)
     reads: list[set[int]] = [set() for _ in order]
     for producer, reader in links:
         reads[number[reader]].add(number[producer])
-    durations, sizes = _costs(data)
+
+    def figures(*keys: str) -> tuple[int, ...]:
+        first = next(key for key in keys if key in data["nodes"][0])
+        return tuple(int(nodes[node][first]) for node in order)
+
     return Instance(
-        short_name(path),
+        name,
         tuple(order),
-        tuple(durations[node] for node in order),
-        tuple(sizes[node] for node in order),
+        figures("duration", "cost_cpu"),
+        figures("out_cost", "cost_ram"),
         tuple(tuple(sorted(found)) for found in reads),
     )
-
-
-def _costs(data: Mapping[str, Any]) -> tuple[dict[Any, int], dict[Any, int]]:
-    """Duration and size by node id."""
-    durations, sizes = {}, {}
-    for node in data["nodes"]:
-        key = node.get("id", node.get("name"))
-        durations[key] = int(node["duration"] if "duration" in node else node["cost_cpu"])
-        sizes[key] = int(node["out_cost"] if "out_cost" in node else node["cost_ram"])
-    return durations, sizes
 
 
 def budget_of(ratio: float, peak: int) -> int:
@@ -134,69 +127,36 @@ def budget_of(ratio: float, peak: int) -> int:
     return int(ratio * peak + _ROUNDING)
 
 
-def verify(data: Mapping[str, Any], ratio: float, order: str, sequence: Sequence[Any]) -> Verified:
-    """Recompute peak and cost of ``sequence`` (node ids) from a node-link object.
+def verify(instance: Instance, ratio: float, sequence: Sequence[Any], *, fixed: bool) -> Verified:
+    """Recompute peak and cost of ``sequence`` (node ids).
 
     Raises:
         VerificationError: a node is missing or unknown, reads what was not computed, stands out of
-            the input order (``order`` "fixed"), or the peak is over the budget.
+            the input order (``fixed``), or the peak is over the budget.
     """
-    ids, links = raw_graph(data)
-    reads: dict[Any, set[Any]] = {node: set() for node in ids}
-    for producer, reader in links:
-        reads[reader].add(producer)
-    durations, sizes = _costs(data)
-    original = input_order(data)
-    _check_complete(ids, sequence)
-    if order == "fixed" and list(dict.fromkeys(sequence)) != original:
-        raise VerificationError("first computations are not in the input order")
-    return _verified(reads, sizes, durations, original, ratio, sequence)
-
-
-def verify_instance(instance: Instance, ratio: float, sequence: Sequence[int]) -> Verified:
-    """The same for an instance whose ids are its numbers and whose order is free.
-
-    Raises:
-        VerificationError: see :func:`verify`.
-    """
-    ids = range(len(instance.ids))
-    reads: dict[Any, set[Any]] = {k: set(found) for k, found in enumerate(instance.predecessors)}
-    sizes, durations = dict(enumerate(instance.sizes)), dict(enumerate(instance.durations))
-    _check_complete(ids, sequence)
-    return _verified(reads, sizes, durations, ids, ratio, sequence)
-
-
-def _verified(
-    reads: Mapping[Any, set[Any]],
-    sizes: Mapping[Any, int],
-    durations: Mapping[Any, int],
-    original: Sequence[Any],
-    ratio: float,
-    sequence: Sequence[Any],
-) -> Verified:
-    budget = budget_of(ratio, _peak(reads, sizes, original))
-    peak = _peak(reads, sizes, sequence)
-    if peak > budget:
-        raise VerificationError(f"peak {peak} is over the budget {budget}")
-    base = sum(durations[node] for node in original)
-    extra = sum(durations[node] for node in sequence) - base
-    return Verified(budget, peak, 100 * extra / base)
-
-
-def _check_complete(ids: Sequence[Any], sequence: Sequence[Any]) -> None:
-    missing, unknown = set(ids) - set(sequence), set(sequence) - set(ids)
+    missing, unknown = set(instance.ids) - set(sequence), set(sequence) - set(instance.ids)
     if missing:
         raise VerificationError(f"{len(missing)} nodes are never computed")
     if unknown:
         raise VerificationError(f"unknown nodes: {sorted(unknown)[:5]}")
+    number = {node: k for k, node in enumerate(instance.ids)}
+    numbers, original = [number[node] for node in sequence], range(len(instance.ids))
+    if fixed and list(dict.fromkeys(numbers)) != list(original):
+        raise VerificationError("first computations are not in the input order")
+    budget, peak = budget_of(ratio, peak_of(instance, original)), peak_of(instance, numbers)
+    if peak > budget:
+        raise VerificationError(f"peak {peak} is over the budget {budget}")
+    base = sum(instance.durations)
+    extra = sum(instance.durations[node] for node in numbers) - base
+    return Verified(budget, peak, 100 * extra / base)
 
 
-def _peak(reads: Mapping[Any, set[Any]], sizes: Mapping[Any, int], sequence: Sequence[Any]) -> int:
+def peak_of(instance: Instance, sequence: Sequence[int]) -> int:
     """Largest sum of results in memory over all steps."""
-    latest: dict[Any, int] = {}
+    latest: dict[int, int] = {}
     last_read = list(range(len(sequence)))  # an unread result counts at its own step
     for step, node in enumerate(sequence):
-        for source in reads[node]:
+        for source in instance.predecessors[node]:
             if source not in latest:
                 raise VerificationError(f"step {step}: {node} reads {source} before it is computed")
             last_read[latest[source]] = step
@@ -204,8 +164,8 @@ def _peak(reads: Mapping[Any, set[Any]], sizes: Mapping[Any, int], sequence: Seq
     dying: dict[int, int] = {}
     peak = live = 0
     for step, node in enumerate(sequence):
-        live += sizes[node]
+        live += instance.sizes[node]
         peak = max(peak, live)
-        dying[last_read[step]] = dying.get(last_read[step], 0) + sizes[node]
+        dying[last_read[step]] = dying.get(last_read[step], 0) + instance.sizes[node]
         live -= dying.pop(step, 0)
     return peak

@@ -10,19 +10,27 @@ the way from the certified floor to what the original needs in the first run of 
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from benchmarks.record import write_record
-
-if TYPE_CHECKING:
-    from memplan.api.rewrite.rewriting import Rewrite
-    from memplan.runtime.messages import Measurement
+from benchmarks.models import DIMS
+from benchmarks.record import arguments, run
+from memplan.api.analysis import analyze_session
+from memplan.api.rewrite.rewriting import Rewrite, RewriteOptions, rewrite
+from memplan.errors import InfeasibleError
+from memplan.runtime.compare_outputs import compare_outputs
+from memplan.runtime.inputs import synthesize
+from memplan.runtime.measure import measure, saved_inputs
+from memplan.runtime.messages import Measurement, RunRequest
+from memplan.runtime.times import time_nodes
+from memplan.simulate.opened import open_model
+from memplan.simulate.session import session_kind
+from memplan.simulate.timeline import simulate
+from memplan.units import parse_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,38 +69,12 @@ class Result:
     seconds: float | None = None
 
 
-def main() -> int:
-    """Run the command line; the exit code."""
-    options = _options()
-    rows = []
-    for path in options.models:
-        for share in options.share:
-            row = run(path, share, _dims(options.dim, path), options.seconds)
-            print(_line(row), flush=True)
-            rows.append(asdict(row))
-    if options.json:
-        write_record(
-            options.json, "python -m benchmarks.plans.plain_sessions " + _shown(options), rows
-        )
-    return 0
-
-
-def run(path: Path, share: str, dims: dict[str, int], seconds: float) -> Result:
+def measured(path: Path, share: str, seconds: float) -> Result:
     """Rewrite one model for one budget and measure both files."""
-    from memplan.api.analysis import analyze_session
-    from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
-    from memplan.errors import InfeasibleError
-    from memplan.runtime.inputs import synthesize
-    from memplan.runtime.measure import measure, saved_inputs
-    from memplan.runtime.messages import RunRequest
-    from memplan.runtime.times import time_nodes
-    from memplan.simulate.opened import open_model
-    from memplan.simulate.session import session_kind
-    from memplan.units import parse_size
-
+    dims = DIMS.get(path.stem, {})
     model = open_model(path, dims)
-    found = analyze_session(model, session_kind("default"))
-    floor, peak = found.floor_with_workspace_bytes, found.timeline.peak_with_workspace_bytes
+    analysis = analyze_session(model, session_kind("default"))
+    floor, peak = analysis.floor_with_workspace_bytes, analysis.timeline.peak_with_workspace_bytes
     budget = floor + int(float(share.rstrip("%")) / 100 * (peak - floor))
     request = RunRequest("default", "cpu", dims, runs=9)
     with tempfile.TemporaryDirectory() as name, saved_inputs(synthesize(model.graph)) as inputs:
@@ -125,14 +107,11 @@ def run(path: Path, share: str, dims: dict[str, int], seconds: float) -> Result:
     nodes = [item for each in ran for item in each.nodes.items()]
     ours = [seconds for name, seconds in nodes if name.startswith("memplan/")]
     added = 100 * sum(ours) / sum(each.total for each in ran)
-    found = _measured(result, before, after)
-    return replace(row, equal=equal, seconds=taken, added_percent=added, **found)
+    figures = _figures(result, before, after)
+    return replace(row, equal=equal, seconds=taken, added_percent=added, **figures)
 
 
-def _measured(result: Rewrite, before: Measurement, after: Measurement) -> dict[str, Any]:
-    from memplan.simulate.session import session_kind
-    from memplan.simulate.timeline import simulate
-
+def _figures(result: Rewrite, before: Measurement, after: Measurement) -> dict[str, Any]:
     plain, resident = result.plain, result.timeline.resident_bytes
     assert plain is not None
     tuned = simulate(result.timeline.graph, session_kind("tuned"))
@@ -154,51 +133,20 @@ def _measured(result: Rewrite, before: Measurement, after: Measurement) -> dict[
 
 
 def _equality(folder: Path, before: Measurement) -> str:
-    from memplan.runtime.compare_outputs import compare_outputs
-
     found = compare_outputs(folder / "before.npz", folder / "after.npz", before.output_names)
     return "bitwise" if found.bitwise else f"relative difference {found.max_rel_diff:.1e}"
 
 
-def _line(row: Result) -> str:
-    if row.reason is not None:
-        return f"{row.graph} at {row.share}: {row.reason}"
-    return (
-        f"{row.graph} at {row.share}: first {row.measured_first_bytes:,} B "
-        f"(predicted {row.predicted_first_bytes:,}), later {row.measured_later_bytes:,} B "
-        f"(predicted {row.predicted_later_bytes:,}); {row.fences} fences, {row.veils} veils, "
-        f"{row.pins} pins; {row.extra_cost_percent:.2f}% extra; {row.equal}"
-    )
-
-
-def _dims(given: Sequence[str], path: Path) -> dict[str, int]:
-    """``MODEL:N=32`` for symbolic dimensions of one model."""
-    found = {}
-    for text in given:
-        stem, _, binding = text.partition(":")
-        name, _, value = binding.partition("=")
-        if stem == path.stem:
-            found[name] = int(value)
-    return found
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, prog="benchmarks.plans.plain_sessions")
-    parser.add_argument("models", nargs="+", type=Path)
-    parser.add_argument("--share", action="append", default=None, help="e.g. 80%%")
-    parser.add_argument("--dim", action="append", default=[], metavar="MODEL:N=32")
-    parser.add_argument("--seconds", type=float, default=10.0, help="time limit of the planner")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    options.share = options.share or ["80%", "60%", "40%"]
-    return options
-
-
-def _shown(options: argparse.Namespace) -> str:
-    shares = " ".join(f"--share {share}" for share in options.share)
-    names = " ".join(path.name for path in options.models)
-    return f"{names} {shares} --seconds {options.seconds:g}"
+def rows(options: argparse.Namespace) -> Iterator[Result]:
+    """Every model at every share."""
+    for path in options.models:
+        for share in options.share or ("80%", "60%", "40%"):
+            yield measured(path, share, options.seconds)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = arguments("plans.plain_sessions", __doc__)
+    parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("--share", action="append", help="e.g. 80%%")
+    parser.add_argument("--seconds", type=float, default=10.0, help="time limit of the planner")
+    run(parser, rows)

@@ -10,28 +10,28 @@ in the units of the files.
 from __future__ import annotations
 
 import argparse
-import json
 import re
-import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from benchmarks.plans.instances import Instance, budget_of, load_instance, short_name, verify
-from benchmarks.record import write_record
-
-if TYPE_CHECKING:
-    from memplan.solver.problem import Decision, Problem
-
-# Cost and bound are equal below this difference in percent points.
-_CLOSED = 1e-7
+from benchmarks.record import arguments, run
+from memplan.deadline import Deadline
+from memplan.solver.build import Output, ProblemBuilder
+from memplan.solver.evaluate import evaluate
+from memplan.solver.problem import Problem
+from memplan.solver.search.warm_up import warm_up
+from memplan.solver.strategies.portfolio import PortfolioOptions, solve_portfolio
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One row of the report. Percentages are of the duration without recomputation."""
+    """One row of the report. Percentages are of the duration without recomputation; ``sequence``
+    are the plan's node ids, with ``--sequences``."""
 
     instance: str
     ratio: float
@@ -40,10 +40,7 @@ class Result:
     extra_cost_percent: float | None
     bound_percent: float | None
     planning_seconds: float
-    sequence: list[int]
-
-
-# --- Planning --------------------------------------------------------------------------------
+    sequence: list[int] | None
 
 
 def to_problem(instance: Instance, ratio: float, fixed: bool = True) -> Problem:
@@ -52,12 +49,6 @@ def to_problem(instance: Instance, ratio: float, fixed: bool = True) -> Problem:
     No views, no in-place outputs. The runtime holds unread results to the end; in the papers they
     count at their own step only: every output is fleeting. With ``fixed`` no node may move.
     """
-    import numpy as np
-
-    from memplan.solver.build import Output, ProblemBuilder
-    from memplan.solver.evaluate import evaluate
-    from memplan.solver.problem import Problem
-
     n = len(instance.ids)
     each = np.arange(n, dtype=np.int64)
     graph = ProblemBuilder()
@@ -76,78 +67,36 @@ def to_problem(instance: Instance, ratio: float, fixed: bool = True) -> Problem:
     )
 
 
-def solve_instance(problem: Problem, order: str, seconds: float) -> tuple[Decision, float]:
-    """Plan within ``seconds``; ``order`` is ``fixed`` (first computations stay) or ``free``.
-
-    Returns the plan and the bound on its extra cost that was certified beside the search, in
-    seconds: for the order kept, or for any order.
-    """
-    from memplan.deadline import Deadline
-    from memplan.solver.strategies.portfolio import PortfolioOptions, solve_portfolio
-
-    fixed = order == "fixed"
-    decision, bound = solve_portfolio(
-        problem, Deadline(seconds), PortfolioOptions(order=not fixed, gap=0.0)
-    )
-    return decision, bound.seconds
-
-
-def run_point(path: Path, ratio: float, order: str, seconds: float) -> Result:
-    """Plan, verify and certify one instance at one ratio.
+def run_point(
+    path: Path, ratio: float, order: str, seconds: float, sequences: bool = False
+) -> Result:
+    """Plan, verify and certify one instance at one ratio; ``order`` is ``fixed`` (first
+    computations stay) or ``free``, for the search and for the bound.
 
     Raises:
         VerificationError: the plan does not hold; nothing is to be reported.
     """
-    from memplan.solver.search.warm_up import warm_up
-
-    instance = load_instance(path)
-    problem = to_problem(instance, ratio, order == "fixed")
+    instance, fixed = load_instance(path), order == "fixed"
+    problem = to_problem(instance, ratio, fixed)
     warm_up()  # loading (or, once, compiling) the planner is not planning
     start = time.perf_counter()
-    decision, bound = solve_instance(problem, order, seconds)
+    options = PortfolioOptions(order=not fixed, gap=0.0)
+    decision, bound = solve_portfolio(problem, Deadline(seconds), options)
     planning = time.perf_counter() - start
     sequence = [instance.ids[int(node)] for node in decision.sequence] if decision.feasible else []
     cost = None
     if decision.feasible:
-        cost = verify(json.loads(path.read_text()), ratio, order, sequence).extra_cost_percent
+        cost = verify(instance, ratio, sequence, fixed=fixed).extra_cost_percent
+    certified = bound.seconds != float("inf")
     return Result(
         instance.name,
         ratio,
         order,
         decision.feasible,
         cost,
-        None if bound == float("inf") else 100 * bound / problem.base_cost,
+        100 * bound.seconds / problem.base_cost if certified else None,
         planning,
-        sequence,
-    )
-
-
-# --- Command line -----------------------------------------------------------------------------
-
-
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = argparse.ArgumentParser(prog="benchmarks.plans.public_graphs", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--instances", type=Path, required=True, help="folder with *.json")
-    parser.add_argument("--ratio", type=float, action="append", required=True, help="repeatable")
-    parser.add_argument("--only", action="append", default=[], help="instance name, repeatable")
-    parser.add_argument("--order", choices=("fixed", "free"), default="fixed")
-    parser.add_argument("--seconds", type=float, default=10.0, help="planning, per point")
-    parser.add_argument("--json", type=Path, required=True, help="where the results go")
-    parser.add_argument("--record", type=Path, help="without sequences, with versions and command")
-    return parser.parse_args(argv)
-
-
-def command_of(options: argparse.Namespace) -> str:
-    """The command without paths."""
-    return " ".join(
-        [
-            "python -m benchmarks.plans.public_graphs --instances DIR --json FILE",
-            *(f"--ratio {ratio:g}" for ratio in options.ratio),
-            *(f"--only {name}" for name in options.only),
-            f"--order {options.order} --seconds {options.seconds:g}",
-        ]
+        sequence if sequences else None,
     )
 
 
@@ -171,35 +120,24 @@ def chosen_files(folder: Path, only: Sequence[str]) -> list[Path]:
     return [names[_plain(name)] for name in only]
 
 
-def row(result: Result) -> str:
-    """One line of the table."""
-    extra, certified = result.extra_cost_percent, result.bound_percent
-    cost = "-" if extra is None else f"{extra:.3f}"
-    bound = "infeasible" if certified is None else f"{certified:.3f}"
-    closed = None not in (extra, certified) and abs((extra or 0) - (certified or 0)) < _CLOSED
-    return (
-        f"{result.instance:<12}{result.ratio:>6.2f} {result.order:<6}{cost:>10}{bound:>10}"
-        f"{result.planning_seconds:>10.2f}"
-        f"  {'optimal' if closed else '' if result.feasible else 'no plan'}"
-    )
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the points one by one; results are written after each."""
-    options = arguments(argv)
-    results: list[Result] = []
-    print(f"{'instance':<12}{'ratio':>6} {'order':<6}{'extra %':>10}{'bound %':>10}{'plan s':>10}")
+def rows(options: argparse.Namespace) -> Iterator[Result]:
+    """The points one by one."""
     for path in chosen_files(options.instances, options.only):
         for ratio in options.ratio:
-            result = run_point(path, ratio, options.order, options.seconds)
-            results.append(result)
-            print(row(result), flush=True)
-            options.json.write_text(json.dumps([asdict(item) for item in results]))
-            if options.record is not None:
-                rows = [{**asdict(item), "sequence": None} for item in results]
-                write_record(options.record, command_of(options), rows)
-    return 0
+            yield run_point(path, ratio, options.order, options.seconds, options.sequences)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    parser = arguments("plans.public_graphs", __doc__)
+    parser.add_argument("--instances", type=Path, required=True, help="folder with *.json")
+    parser.add_argument("--ratio", type=float, action="append", required=True, help="repeatable")
+    parser.add_argument("--only", action="append", default=[], help="instance name, repeatable")
+    parser.add_argument("--order", choices=("fixed", "free"), default="fixed")
+    parser.add_argument("--seconds", type=float, default=10.0, help="planning, per point")
+    parser.add_argument("--sequences", action="store_true", help="plans go into the record")
+    run(parser, rows, argv)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -32,9 +32,9 @@ from tempfile import TemporaryDirectory
 import onnx
 
 from benchmarks.nets.generated import PER_LAYER, chain, transformer
-from benchmarks.plans.instances import Instance, verify_instance
+from benchmarks.plans.instances import Instance, verify
 from benchmarks.plans.public_graphs import to_problem
-from benchmarks.record import write_record
+from benchmarks.record import Row, arguments, in_process, run
 
 # --- Planning -----------------------------------------------------------------------------------
 
@@ -73,7 +73,7 @@ def run_point(instance: Instance, layers: int, ratio: float, seconds: float) -> 
     spent = time.perf_counter() - started
     sequence = [int(node) for node in decision.sequence]
     if decision.feasible:
-        verify_instance(instance, ratio, sequence)
+        verify(instance, ratio, sequence, fixed=False)
     return Result(
         layers,
         len(instance.ids),
@@ -119,14 +119,11 @@ def measure_graph(graph: str, runs: int = 5) -> Cost:
         if graph.isdecimal():
             path = Path(folder) / f"{CHAIN}.onnx"
             onnx.save(chain(int(graph)), path)
-        program = "import sys; from benchmarks.plans import scale; scale.tell_cost(*sys.argv[1:])"
-        command = [sys.executable, "-c", program, str(path), str(runs)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        return Cost(**json.loads(done.stdout))
+        return Cost(**in_process("plans.scale.cost_of", path, runs))
 
 
-def tell_cost(name: str, count: str) -> None:
-    """Print the cost of a file, in a process that has imported libraries and done nothing else."""
+def cost_of(name: str, count: str) -> Row:
+    """The cost of a file, in a process that has imported libraries and done nothing else."""
     imported = time.process_time()
     from memplan.api.analysis import analyze
     from memplan.runtime.resident_set import resident_bytes
@@ -142,7 +139,7 @@ def tell_cost(name: str, count: str) -> None:
         elapsed.append(time.perf_counter() - clock)
     best = (min(parsing), min(analyzing), min(elapsed))
     # Not from getrusage, which counts the parent's in.
-    print(json.dumps(asdict(Cost(path.stem, nodes, imported, *best, resident_bytes("VmHWM")))))
+    return asdict(Cost(path.stem, nodes, imported, *best, resident_bytes("VmHWM")))
 
 
 def slope(found: Sequence[Cost]) -> float:
@@ -209,12 +206,12 @@ def taken(folder: Path, models: int, nodes: int, *command: str) -> Taken:
 # --- Command line -------------------------------------------------------------------------------
 
 
-def rows(options: argparse.Namespace) -> Iterator[dict[str, object]]:
+def rows(options: argparse.Namespace) -> Iterator[object]:
     """What was asked for, one by one."""
     for layers in options.layers:
         instance = transformer(layers)
         for ratio in options.ratio:
-            yield asdict(run_point(instance, layers, ratio, options.seconds))
+            yield run_point(instance, layers, ratio, options.seconds)
     found = []
     for graph in options.analyze:
         found.append(measure_graph(graph))
@@ -223,34 +220,14 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, object]]:
         yield {"log_log_slope": slope(found)}
     for size in options.check:
         models, _, nodes = size.partition("x")
-        yield from map(asdict, checks(int(models), int(nodes)))
+        yield from checks(int(models), int(nodes))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the points one by one; rows are written after each."""
-    parser = argparse.ArgumentParser(prog="benchmarks.plans.scale", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+if __name__ == "__main__":
+    parser = arguments("plans.scale", __doc__)
     parser.add_argument("--layers", type=int, action="append", default=[], help="repeatable")
     parser.add_argument("--ratio", type=float, action="append", default=[], help="repeatable")
     parser.add_argument("--seconds", type=float, default=5.0, help="planning, per point")
     parser.add_argument("--analyze", action="append", default=[], metavar="NODES|FILE")
     parser.add_argument("--check", action="append", default=[], metavar="MODELSxNODES")
-    parser.add_argument("--json", type=Path, required=True, help="where the results go")
-    options = parser.parse_args(argv)
-    if bool(options.layers) != bool(options.ratio):
-        parser.error("--layers and --ratio go together")
-    words = [f"--layers {n}" for n in options.layers] + [f"--ratio {r:g}" for r in options.ratio]
-    words += [f"--seconds {options.seconds:g}"] if options.layers else []
-    words += [f"--analyze {Path(graph).name}" for graph in options.analyze]
-    words += [f"--check {size}" for size in options.check]
-    command = f"python -m benchmarks.plans.scale {' '.join(words)}"
-    found: list[object] = []
-    for row in rows(options):
-        print(row, flush=True)
-        found.append(row)
-        write_record(options.json, command, found)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    run(parser, rows)

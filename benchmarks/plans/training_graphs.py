@@ -14,18 +14,29 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import cast
 
-from benchmarks.record import write_record
-
-if TYPE_CHECKING:
-    from memplan.planning.planner import Prepared
-    from memplan.simulate.opened import OpenModel
-    from memplan.solver.problem import Problem
-    from memplan.solver.strategy import Outcome
+from benchmarks.plans.knapsack import Knapsack
+from benchmarks.record import arguments, run
+from memplan.api.rewrite.check_file import require_as_planned, sound_timeline
+from memplan.errors import ModelError, UsageError
+from memplan.ir.phases import differentiated
+from memplan.ops.cost import DEVICES, node_costs
+from memplan.planning.apply import apply_plan
+from memplan.planning.planner import PlanRequest, Prepared, as_plan, prepare
+from memplan.shapes.fold import small_constants
+from memplan.simulate.opened import OpenModel, open_model
+from memplan.simulate.session import session_kind
+from memplan.simulate.timeline import simulate
+from memplan.solver.problem import Problem
+from memplan.solver.search.warm_up import warm_up
+from memplan.solver.strategies.builtin import parse_strategy
+from memplan.solver.strategies.spec import build, split_spec
+from memplan.solver.strategy import Outcome, Strategy
+from memplan.units import parse_size
 
 STRATEGIES = (
     "auto",
@@ -86,6 +97,19 @@ class VerificationError(Exception):
     """A plan does not keep what it promises."""
 
 
+def peer_or_strategy(text: str) -> Strategy:
+    """``knapsack{option=value,...}``, which memplan's search has nothing to learn from and which is
+    no part of memplan, or a strategy that memplan lists.
+
+    Raises:
+        UsageError: there is no such strategy, or it has no such option.
+    """
+    spec = split_spec(text)
+    if spec is None or spec.name != Knapsack.name:
+        return parse_strategy(text)
+    return cast(Strategy, build(Knapsack, spec, "strategy"))
+
+
 def load(path: Path, device: str) -> Loaded:
     """Read one file and encode it with the costs of ``device``.
 
@@ -93,15 +117,6 @@ def load(path: Path, device: str) -> Loaded:
         ModelError: the model cannot be read or a shape stays unknown.
         UsageError: there is no such device profile.
     """
-    from memplan.errors import UsageError
-    from memplan.ir.phases import differentiated
-    from memplan.ops.cost import DEVICES, node_costs
-    from memplan.planning.planner import PlanRequest, prepare
-    from memplan.shapes.fold import small_constants
-    from memplan.simulate.opened import open_model
-    from memplan.simulate.session import session_kind
-    from memplan.simulate.timeline import simulate
-
     if device not in DEVICES:
         raise UsageError(f"unknown device profile '{device}'", "profiles: " + ", ".join(DEVICES))
     model = open_model(path)
@@ -127,10 +142,6 @@ def run_point(loaded: Loaded, budget: str, name: str, seconds: float, device: st
         UsageError: no such strategy.
         VerificationError: the plan does not hold; nothing is to be reported.
     """
-    from benchmarks.plans.peers import peer_or_strategy
-    from memplan.errors import UsageError
-    from memplan.units import parse_size
-
     room = parse_size(budget).resolve(loaded.peak)
     problem = loaded.prepared.encoded.problem(room)
     strategy = peer_or_strategy(name)
@@ -180,10 +191,6 @@ def verify(loaded: Loaded, problem: Problem, outcome: Outcome, strategy: str) ->
         MemplanError: the model breaks a condition that every rewritten model must keep.
         VerificationError: the peak, its fitting or the cost is not as claimed.
     """
-    from memplan.api.rewrite.check_file import require_as_planned, sound_timeline
-    from memplan.planning.apply import apply_plan
-    from memplan.planning.planner import as_plan
-
     prepared, decision = loaded.model.prepared, outcome.decision
     plan = as_plan(loaded.prepared, problem, outcome, strategy, 0.0)
     rewritten = apply_plan(prepared.proto, plan, prepared.dims)
@@ -195,25 +202,6 @@ def verify(loaded: Loaded, problem: Problem, outcome: Outcome, strategy: str) ->
     cost = float(problem.arrays.cost[list(plan.sequence)].sum()) - problem.base_cost
     if abs(cost - decision.extra_cost) > 1e-9 * problem.base_cost:
         raise VerificationError(f"{strategy} claims {decision.extra_cost} s more; it is {cost} s")
-
-
-# --- Command line -----------------------------------------------------------------------------
-
-
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = argparse.ArgumentParser(prog="benchmarks.plans.training_graphs", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument(
-        "--models", type=Path, nargs="+", required=True, help="files, or folders of *.onnx"
-    )
-    parser.add_argument("--only", action="append", default=[], help="part of a name, repeatable")
-    parser.add_argument("--budget", action="append", required=True, help="such as 50%%, repeatable")
-    parser.add_argument("--strategy", action="append", default=[], help="repeatable; default: all")
-    parser.add_argument("--seconds", type=float, default=10.0, help="planning, per point")
-    parser.add_argument("--device", default="h200", help="cost profile")
-    parser.add_argument("--json", type=Path, required=True, help="the record")
-    return parser.parse_args(argv)
 
 
 def chosen_files(models: Sequence[Path], only: Sequence[str]) -> list[Path]:
@@ -229,44 +217,9 @@ def chosen_files(models: Sequence[Path], only: Sequence[str]) -> list[Path]:
     return sorted(files, key=lambda path: path.stat().st_size)
 
 
-def command_of(options: argparse.Namespace) -> str:
-    """The command without paths."""
-    return " ".join(
-        [
-            "python -m benchmarks.plans.training_graphs --models DIR --json FILE",
-            *(f"--only {name}" for name in options.only),
-            *(f"--budget {budget}" for budget in options.budget),
-            *(f"--strategy {name}" for name in options.strategy),
-            f"--seconds {options.seconds:g} --device {options.device}",
-        ]
-    )
-
-
-def row(result: Result) -> str:
-    """One line of the table."""
-    share = 100 * result.peak_bytes / result.original_peak_bytes
-    bound = "" if result.bound_percent is None else f"{result.bound_percent:.3f}"
-    return (
-        f"{result.graph:<26}{result.budget:>6} {result.strategy:<24}"
-        f"{'fits' if result.fits else 'over':<5}{result.extra_cost_percent:>9.3f}"
-        f"{share:>8.2f}{result.recomputed_nodes:>7}{result.planning_seconds:>9.2f}{bound:>9}"
-        f"  {result.refusal or result.bound_kind or ''}"
-    )
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the points one by one; rows are written after each."""
-    from memplan.errors import ModelError
-    from memplan.solver.search.warm_up import warm_up
-    from memplan.units import parse_size
-
-    options = arguments(argv)
-    results: list[Result] = []
+def rows(options: argparse.Namespace) -> Iterator[Result]:
+    """The points one by one; a budget below the floor is none."""
     warm_up()
-    print(
-        f"{'graph':<26}{'budget':>6} {'strategy':<29}{'extra %':>9}{'peak %':>8}{'clones':>7}"
-        f"{'plan s':>9}{'bound %':>9}"
-    )
     for path in chosen_files(options.models, options.only):
         try:
             loaded = load(path, options.device)
@@ -277,16 +230,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         for budget in options.budget:
             if parse_size(budget).resolve(loaded.peak) < floor:
                 share = 100 * floor / loaded.peak
-                print(f"{loaded.name:<26}{budget:>6} is below the floor, {share:.2f}%")
+                print(f"{loaded.name}: {budget} is below the floor, {share:.2f}%", file=sys.stderr)
                 continue
             for name in options.strategy or STRATEGIES:
-                result = run_point(loaded, budget, name, options.seconds, options.device)
-                results.append(result)
-                print(row(result), flush=True)
-                rows = [asdict(item) for item in results]
-                write_record(options.json, command_of(options), rows)
-    return 0
+                yield run_point(loaded, budget, name, options.seconds, options.device)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    parser = arguments("plans.training_graphs", __doc__)
+    parser.add_argument(
+        "--models", type=Path, nargs="+", required=True, help="files, or folders of *.onnx"
+    )
+    parser.add_argument("--only", action="append", default=[], help="part of a name, repeatable")
+    parser.add_argument("--budget", action="append", required=True, help="such as 50%%, repeatable")
+    parser.add_argument("--strategy", action="append", default=[], help="repeatable; default: all")
+    parser.add_argument("--seconds", type=float, default=10.0, help="planning, per point")
+    parser.add_argument("--device", default="h200", help="cost profile")
+    run(parser, rows, argv)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -13,8 +13,8 @@ took: the growth, less the bytes that the captured step grew beyond its predicti
     python -m benchmarks.steps.pytorch --json benchmarks/results/pytorch_steps.json
     python -m benchmarks.steps.pytorch --models lstm --rounds 2 --compile 0.5    # a trial
 
-Needs torch and, for ``torch.compile``, a C++ compiler. With ``--json`` of a file that is there,
-models that are not asked for keep their rows.
+Needs torch and, for ``torch.compile``, a C++ compiler. In a record that is there, models that are
+not asked for keep their rows.
 """
 
 from __future__ import annotations
@@ -28,19 +28,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import write_record
+from benchmarks.record import Row, arguments, run
 
 COMPILED = (1.0, 0.7, 0.5, 0.35)
 SHARE = 0.4  # of eager's growth
 _SAME = 0.03  # growths so close are one budget
 _PAUSE = 0.05  # until threads of the one before have stopped waiting for work
-
-Row = dict[str, Any]
 
 
 class Worker:
@@ -216,10 +214,16 @@ def planned(
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Compare, print a line for each configuration, and write a record."""
+def rows(options: argparse.Namespace) -> Iterator[Row]:
+    """The configurations of every network."""
+    for name in options.models:
+        with tempfile.TemporaryDirectory() as folder:
+            yield from compared(name, options, Path(folder))
+
+
+if __name__ == "__main__":
     networks = ("gpt", "vit", "unet", "resnet", "lstm")
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.steps.pytorch")
+    parser = arguments("steps.pytorch", __doc__)
     parser.add_argument("--models", nargs="+", choices=networks, default=networks)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=4, help="of each in a round")
@@ -227,39 +231,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--rewrite", nargs="*", default=(), metavar="OPTION=VALUE", help="of RewriteOptions"
     )
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args(argv)
-    kept: list[Row] = []
-    if options.json and options.json.exists():
-        found = json.loads(options.json.read_text())["results"]
-        kept = [row for row in found if row["model"] in networks]
-    for name in options.models:
-        print(name, file=sys.stderr, flush=True)
-        with tempfile.TemporaryDirectory() as folder:
-            rows = compared(name, options, Path(folder))
-        kept = [*(row for row in kept if row["model"] != name), *rows]
-        for row in rows:
-            print(line(row, rows[0]), flush=True)
-        if options.json:
-            words = sys.argv[1:] if argv is None else argv
-            write_record(
-                options.json, f"python -m benchmarks.steps.pytorch {' '.join(words)}", kept
-            )
-    return 0
-
-
-def line(row: Row, eager: Row) -> str:
-    """A row in words: growth, seconds, and what these are of eager's."""
-    if "seconds_median" not in row:
-        return f"{row['who']:24} failed: {row.get('failed', 'no round was run')}"
-    rounds = [f"{1000 * seconds:.0f}" for seconds in sorted(row["seconds_by_round"])]
-    return (
-        f"{row['who']:24} {row['growth_bytes'] / 1e6:6.0f} MB "
-        f"{1000 * row['seconds_median']:6.0f} ms ({rounds[0]} to {rounds[-1]}) "
-        f"{row['growth_bytes'] / eager['growth_bytes']:5.2f} of eager's memory, "
-        f"{row['seconds_median'] / eager['seconds_median']:5.2f} of its time"
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    run(parser, rows, of=("model",))

@@ -1,6 +1,6 @@
-"""One point in a process of its own: ``python -m benchmarks.torch_solver.point '{...}'``.
+"""One point, which is measured in a process of its own.
 
-Prints JSON. ``peak_bytes``: resident bytes (weights, buffers, batch) and PyTorch's own allocations
+``peak_bytes``: resident bytes (weights, buffers, batch) and PyTorch's own allocations
 from the beginning of a step, at their highest. ``grown_bytes``: what the process's resident set
 grows by in a step, of pages that the allocator gives back at once (glibc,
 ``MALLOC_MMAP_THRESHOLD_``).
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,14 +21,15 @@ from torch.profiler import ProfilerActivity, profile
 
 import memplan
 from benchmarks.nets.timed import make
+from benchmarks.record import Row
 from memplan.runtime.resident_set import peak_rss, reset_peak_rss
 
 STEPS = 9
 
 
-def main() -> None:
-    """Measure what the argument asks for."""
-    asked = json.loads(sys.argv[1])
+def measured(words: str) -> Row:
+    """Measure what an object of JSON asks for."""
+    asked = json.loads(words)
     torch.set_num_threads(1)
     model, batch = make(asked["model"])
     solver = None
@@ -48,7 +48,7 @@ def main() -> None:
         if asked["solver"] == "none" and backend == "aot_eager":
             backend = "aot_eager_default_partitioner"
         run = torch.compile(model, backend=backend)
-    found: dict[str, Any] = dict(asked)
+    found: Row = dict(asked)
     begin = time.perf_counter()
     got = _gradients(run, model, batch)
     found["compile_seconds"] = round(time.perf_counter() - begin, 2)
@@ -67,7 +67,7 @@ def main() -> None:
         for key in ("extra_cost_fraction", "bound_fraction", "planning_seconds"):
             found[key] = round(report[key], 5)
         found["bound_kind"] = report["bound_kind"]
-    print(json.dumps(found))
+    return found
 
 
 def _gradients(run: Callable[..., Any], model: Any, batch: Any) -> list[torch.Tensor]:
@@ -113,7 +113,3 @@ def _seconds(run: Callable[..., Any], model: Any, batch: Any) -> float:
         _step(run, model, batch)
         taken.append(time.process_time() - begin)
     return round(statistics.median(taken), 5)
-
-
-if __name__ == "__main__":
-    main()

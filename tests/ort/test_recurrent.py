@@ -7,9 +7,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-import memplan
-from helpers.loops import recompute_in_scans
-from helpers.models import load_benchmark
+from helpers.loops import layer, recompute_in_scans
 from memplan.api.validate.validating import ValidateOptions, validate
 
 pytestmark = pytest.mark.ort
@@ -28,9 +26,7 @@ pytestmark = pytest.mark.ort
 )
 def test_peak(op: str, steps: int, recompute: str, tmp_path: Path) -> None:
     """To the byte; and the bits are those of the graph that recomputes nothing."""
-    bench = load_benchmark("plans.recurrent_pairs")
-    forward = bench.forward_graph(bench.Case(op, steps, 4, 64, 64))
-    plain = memplan.gradients(forward, "loss", ["W", "R", "B"])
+    plain = layer(op, steps, 4, 64, 64).prepared.proto
     found = recompute_in_scans(plain, recompute) if recompute else plain
     paths = [tmp_path / "plain.onnx", tmp_path / "found.onnx"]
     for model, path in zip((plain, found), paths, strict=True):

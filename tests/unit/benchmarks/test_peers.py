@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from helpers.models import SAMPLES, load_benchmark
+from helpers.problems import Case
 from helpers.steps import chain, check, problem_of, random_step
 from helpers.training_steps import saved_step, with_dropout
 from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
@@ -24,12 +25,11 @@ from memplan.solver.strategies.mincut import MinCut
 from memplan.solver.strategies.segments import Segments
 from memplan.units import parse_size
 
-peer_or_strategy = load_benchmark("plans.peers").peer_or_strategy
-Knapsack = load_benchmark("plans.knapsack").Knapsack
+peer_or_strategy = load_benchmark("plans.training_graphs").peer_or_strategy
+_knapsack = load_benchmark("plans.knapsack")
+Knapsack, Packing = _knapsack.Knapsack, _knapsack.Packing
 
 SECONDS = 30.0
-
-
 PEERS = (
     "segments",
     "segments{count=3}",
@@ -119,6 +119,35 @@ def test_progress_is_told_of_plans_that_fit() -> None:
 )
 def test_peers_by_name(text: str, wanted: object) -> None:
     assert peer_or_strategy(text) == wanted
+
+
+def test_a_knapsack_against_all_subsets() -> None:
+    draw = np.random.default_rng(5)
+    for _ in range(20):
+        values = draw.integers(1, 30, 8).astype(float)
+        weights = draw.integers(0, 9, 8)
+        packing = Packing(values.tolist(), weights.tolist(), most=20)
+        subsets = (np.arange(256)[:, None] >> np.arange(8)) & 1
+        for room in (0, 7, 20):
+            best = (subsets @ values)[subsets @ weights <= room].max()
+            chosen = packing.chosen(room)
+            assert values[chosen].sum() == best
+            assert weights[chosen].sum() <= room
+
+
+def test_the_knapsack_frees_banned_nodes_that_do_not_fit() -> None:
+    # m1 and m2 are banned; a share for one of them keeps the dearer one.
+    case = Case("m1(x):400$2  m2(m1):400$7  loss(m2):0  g2(loss m2 m1):400  g1(g2 m1):400!")
+    problem = problem_of(case, 1, intensive="m1 m2")
+    plans = {
+        share: case.text(Knapsack(budget=share).solve(problem, SECONDS).decision.sequence)
+        for share in (40, 60, 100)
+    }
+    assert plans == {
+        40: "m1 m2 loss m1 m2 g2 g1",
+        60: "m1 m2 loss m1 g2 g1",
+        100: "m1 m2 loss g2 g1",
+    }
 
 
 def test_a_wrong_word_is_explained() -> None:

@@ -1,1 +1,0 @@
-"""Training graphs on the GPU."""

@@ -3,187 +3,258 @@
     python tools/fuzz --command analyze --count 1000 --seed 7 --keep finds
 
 A find is exit code 70 (a bug of ours), death by a signal, no end in time, a wrong file that is
-called proved (``proof``) or a wrong gradient (``values``); so is more than ``--slow`` seconds of
-wall clock or ``--large`` bytes for less than 1 MB of files. ``--only N`` runs one mutant of a run
-again. Figures are printed on the way, and after ``--seconds`` what was done until then is told.
+called proved (``proof``), a wrong gradient (``values``) or a wrong fusion of ONNX Runtime that
+memplan does not warn of (``fusions``); of damaged files also more than
+``--slow`` seconds or ``--large`` bytes. An item is known by seed and number, and ``--only N`` runs
+one again. Figures are printed on the way; after ``--seconds`` no item is begun.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import json
+import os
+import resource
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any, NoReturn
 
-import cases
-import pool
+import drafts
+import fusions
+import hostile
+import plans
 import proofs
-import seeds
-import value_record
 import values
+from ended import Ended
 
-from memplan.solver.jit import is_cold
+from memplan.solver.search.warm_up import warm_up
 
-_SMALL_FILES = 1_000_000
-_KEPT = 3  # finds of each kind
-_LEAST_SECONDS = {
-    **dict.fromkeys(cases.SESSIONS, 300.0),
-    proofs.COMMAND: 600.0,
-    values.COMMAND: 60.0,
+Examine = Callable[[int, int], Ended]
+"""From the seed of a run and a number, in a process and a folder of its own."""
+EXAMINED: dict[str, Examine] = {
+    **{name: partial(hostile.examined, name) for name in hostile.COMMANDS},
+    **{name: partial(plans.examined, name) for name in plans.SESSIONS},
+    "proof": proofs.examined,
+    "values": values.examined,
+    "fusions": fusions.examined,
 }
-"""Limits of what takes longer than a mutant: a loaded machine is no find."""
+DRAWN = {"values", "fusions"}
+PLANNED = {"rewrite", "validate", "proof", *plans.SESSIONS}
+_LEAST_SECONDS = {"proof": 600.0, "values": 60.0, **dict.fromkeys(plans.SESSIONS, 300.0)}
+"""Limits of what takes longer than a damaged file: a loaded machine is no find."""
+_MOST_PATIENT = 5  # times a limit, where the processors are also others'
+_KEPT = 3  # finds of each kind
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="tools/fuzz", description=__doc__)
-    parser.add_argument("--command", choices=[*cases.COMMANDS, "all"], default="all")
-    parser.add_argument("--count", type=int, default=500, help="mutants per command")
-    parser.add_argument("--seed", type=int, default=1, help="another seed, other mutants")
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=600.0, help="limit per command")
-    parser.add_argument("--each", type=float, default=20.0, help="limit per mutant, in seconds")
-    parser.add_argument("--memory", type=float, default=4.0, help="limit per mutant, in GiB")
-    parser.add_argument("--slow", type=float, default=10.0, help="seconds that are too many")
-    parser.add_argument("--large", type=float, default=1e9, help="bytes that are too many")
-    parser.add_argument("--every", type=float, default=10.0, help="seconds between figures")
-    parser.add_argument("--unchanged", action="store_true", help="each of the seeds, as it is")
-    parser.add_argument("--seeds", type=Path, action="append", default=[], help="folders of models")
-    parser.add_argument("--node-tests", action="store_true", help="onnx's node tests are seeds too")
-    parser.add_argument("--keep", type=Path, help="a folder for the files of finds")
-    parser.add_argument("--record", type=Path, help="figures of 'values' go into this JSON file")
-    parser.add_argument("--only", type=int, help="run this mutant alone")
-    return parser.parse_args()
+@dataclass(slots=True)
+class Outcome:
+    """What came of an item, and what it took: wall clock, and the resident memory of the process
+    at its highest. ``place`` is empty where nothing is wrong."""
+
+    number: int
+    seconds: float
+    peak_bytes: int
+    place: str = ""
+    message: str = ""
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+def outcomes(
+    examine: Examine, numbers: Iterable[int], options: argparse.Namespace, seconds: float
+) -> Iterator[Outcome]:
+    """The outcomes of items, as they end: each in a forked child with limits of memory and time."""
+    waiting = iter(numbers)
+    running: dict[int, tuple[int, float, Path]] = {}
+    with tempfile.TemporaryDirectory(prefix="memplan-fuzz-") as name:
+        try:
+            while True:
+                while len(running) < options.workers:
+                    number = next(waiting, None)
+                    if number is None:
+                        break
+                    folder = Path(name) / str(number)
+                    folder.mkdir()
+                    pid = os.fork()
+                    if pid == 0:
+                        _work(examine, number, folder, options)
+                    running[pid] = number, time.monotonic(), folder
+                if not running:
+                    return
+                pid, status, used = os.wait4(-1, os.WNOHANG)
+                if not pid:
+                    for late, (_, begun, _) in running.items():
+                        if time.monotonic() - begun > seconds * patience():
+                            os.kill(late, signal.SIGKILL)
+                    time.sleep(0.005)
+                    continue
+                number, begun, folder = running.pop(pid)
+                spent = time.monotonic() - begun
+                outcome = Outcome(number, spent, 1024 * used.ru_maxrss)
+                told = folder / "told.json"
+                if told.exists():
+                    report = json.loads(told.read_text())
+                    outcome.place, outcome.message, outcome.counts, modules = report
+                    _import(modules)
+                else:
+                    killed = os.WIFSIGNALED(status) and spent > seconds
+                    outcome.place = "no end in time" if killed else f"died ({status})"
+                yield outcome
+        finally:
+            for pid in running:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+
+def patience() -> float:
+    """By how much seconds are longer where the processors are also others'."""
+    return min(max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)), _MOST_PATIENT)
+
+
+def _import(modules: Iterable[str]) -> None:
+    """Import what a child had to, so that those to come begin with it."""
+    for name in set(modules) - sys.modules.keys():
+        with suppress(Exception):
+            importlib.import_module(name)
+
+
+def _work(examine: Examine, number: int, folder: Path, options: argparse.Namespace) -> NoReturn:
+    """In the child: examine one item, and tell of it in the folder."""
+    try:
+        memory = int(options.memory * (1 << 30))
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # What is killed leaves its own temporary folders behind.
+        os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+        quiet = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(quiet, stream)
+        work = folder / "work"
+        work.mkdir()
+        os.chdir(work)
+        ended = examine(options.seed, number)
+        if ended.place and options.keep is not None:
+            target = options.keep / f"{options.command}-{options.seed}-{number}"
+            target.mkdir(parents=True, exist_ok=True)
+            for name, data in ended.files.items():
+                (target / name).write_bytes(data)
+            (target / "found.txt").write_text(f"{ended.place}\n{ended.message}\n")
+        told = folder / "telling.json"
+        modules = sorted(name for name in sys.modules if not name.startswith(drafts.TESTS))
+        report = [ended.place, ended.message[:4000], dict(ended.counts), modules]
+        told.write_text(json.dumps(report))
+        told.rename(folder / "told.json")
+    finally:
+        os._exit(0)
+
+
+def run(command: str, options: argparse.Namespace) -> bool:
+    """Run all items of a command and tell of them; whether there was a find."""
+    examine = EXAMINED[command]
+    seconds = max(options.each, _LEAST_SECONDS.get(command, 0.0))
+    numbers = [options.only] if options.only is not None else range(options.count)
+    begun = shown = time.monotonic()
+    counts, finds = Counter[str](), Counter[str]()
+    slowest = largest = Outcome(-1, 0.0, 0)
+    done = 0
+
+    def figures() -> str:
+        kinds = Counter[str]()
+        for name, count in counts.items():
+            kinds[name.partition(":")[0]] += count
+        said = ", ".join(f"{name} {n:,}" for name, n in sorted(kinds.items()))
+        return (
+            f"{command}: {done} of {len(numbers)} in {time.monotonic() - begun:,.0f} s, seed "
+            f"{options.seed}: {said}; slowest {slowest.seconds:.1f} s (--only {slowest.number}), "
+            f"largest {largest.peak_bytes / 1e6:.0f} MB (--only {largest.number})"
+        )
+
+    def begin_more() -> Iterator[int]:
+        for number in numbers:
+            if time.monotonic() - begun > options.seconds:
+                return
+            yield number
+
+    for outcome in outcomes(examine, begin_more(), options, seconds):
+        done += 1
+        counts.update(outcome.counts)
+        slowest = max(slowest, outcome, key=lambda each: each.seconds)
+        largest = max(largest, outcome, key=lambda each: each.peak_bytes)
+        place = outcome.place or too_much(command, examine, outcome, options)
+        if place:
+            finds[place] += 1
+            if finds[place] <= _KEPT:
+                print(f"FOUND --only {outcome.number}: {place}: {outcome.message}", flush=True)
+        if time.monotonic() - shown > options.every:
+            shown = time.monotonic()
+            print(figures(), file=sys.stderr, flush=True)
+    print(figures())
+    for name, count in counts.most_common():
+        if ":" in name:
+            print(f"  {count:,} × {name}")
+    for place, count in finds.most_common():
+        print(f"  FOUND {count} × {place}")
+    return bool(finds)
+
+
+def too_much(command: str, examine: Examine, outcome: Outcome, options: argparse.Namespace) -> str:
+    """What a small damaged file took too much of."""
+    if command not in hostile.COMMANDS:
+        return ""
+    if outcome.peak_bytes > options.large:
+        return "large"
+    most = options.slow * patience()
+    if outcome.seconds > most:
+        # Once more, alone: the processor may have been somebody else's.
+        (again,) = outcomes(examine, [outcome.number], options, 10 * most)
+        return "slow" if again.seconds > most else ""
+    return ""
 
 
 def main() -> int:
-    """Run the mutants; 1 if there was a find."""
-    options = _arguments()
+    """Run the items; 1 if there was a find."""
+    parser = argparse.ArgumentParser(prog="tools/fuzz", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add: Any = parser.add_argument
+    add("--command", choices=[*EXAMINED, "all"], default="all")
+    add("--count", type=int, default=500, help="items per command")
+    add("--seed", type=int, default=1, help="another seed, other items")
+    add("--workers", type=int, default=1)
+    add("--seconds", type=float, default=600.0, help="limit per command")
+    add("--each", type=float, default=20.0, help="limit per item, in seconds")
+    add("--memory", type=float, default=8.0, help="limit of addresses per item, in GiB")
+    add("--slow", type=float, default=10.0, help="seconds that are too many")
+    add("--large", type=float, default=1e9, help="bytes that are too many")
+    add("--every", type=float, default=10.0, help="seconds between figures")
+    add("--seeds", type=Path, action="append", default=[], help="folders of models to damage")
+    add("--keep", type=Path, help="a folder for the files of finds")
+    add("--only", type=int, help="run this item alone")
+    options = parser.parse_args()
+    options.keep = options.keep and options.keep.resolve()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    models = {} if options.unchanged else seeds.built_in()
-    for folder in options.seeds:
-        models |= seeds.from_folder(folder)
-    if options.node_tests:
-        models |= seeds.node_tests()
-    count = len(models) if options.unchanged else options.count
-    commands = cases.COMMANDS if options.command == "all" else (options.command,)
-    if any(command in cases.PLANNED for command in commands):
-        _compile_planner()
+    hostile.add_seeds(options.seeds)
+    commands = EXAMINED if options.command == "all" else (options.command,)
+    if PLANNED.intersection(commands):
+        warm_up()  # what is not compiled yet would count as slow
+    if DRAWN.intersection(commands):
+        for module in drafts.MODULES:
+            drafts.forms(module)
+    if set(hostile.COMMANDS).intersection(commands):
+        hostile.seeds()
     failed = False
     for command in commands:
-        run = cases.Run(
-            command,
-            models,
-            options.seed,
-            count,
-            max(options.each, _LEAST_SECONDS.get(command, 0.0)),
-            int(options.memory * (1 << 30)),
-            unchanged=options.unchanged,
-        )
-        failed |= _Told(run, options).whole()
+        options.command = command
+        failed |= run(command, options)
     return int(failed)
-
-
-def _compile_planner() -> None:
-    """Plan once, without a limit: what is not compiled yet would count as slow, or have no end."""
-    if is_cold():
-        print("the planner is compiled first", file=sys.stderr, flush=True)
-    step = {"deep step": seeds.built_in()["deep step"]}
-    for number in range(4):  # draws of the strategy
-        run = cases.Run("rewrite", step, number, 1, seconds=600, unchanged=True)
-        assert not any(outcome.is_defect for outcome in pool.outcomes(run))
-
-
-def _over(*_: object) -> None:
-    raise TimeoutError
-
-
-class _Told:
-    """What has come of a run so far."""
-
-    def __init__(self, run: cases.Run, options: argparse.Namespace) -> None:
-        self.run, self.options = run, options
-        self.done, self.counts = 0, Counter[str]()
-        self.finds: dict[str, list[pool.Outcome]] = {}
-        self.slowest = self.largest = pool.Outcome(-1, 0)
-        self.begun = time.monotonic()
-
-    def whole(self) -> bool:
-        """Run all and tell of it; whether there was a find."""
-        shown = self.begun
-        mutants = pool.outcomes(self.run, self.options.workers, self.options.only)
-        signal.signal(signal.SIGALRM, _over)
-        signal.setitimer(signal.ITIMER_REAL, self.options.seconds)
-        with suppress(TimeoutError), closing(mutants):
-            for outcome in mutants:
-                self._add(outcome)
-                if time.monotonic() - shown > self.options.every:
-                    shown = time.monotonic()
-                    print(self._line(), file=sys.stderr, flush=True)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        print(self._line())
-        for place, found in sorted(self.finds.items(), key=lambda item: -len(item[1])):
-            first = min(found, key=lambda outcome: outcome.number)
-            print(f"  {len(found)} × {place} (--only {first.number}): {first.message[:160]!r}")
-        if self.run.command == values.COMMAND:
-            value_record.tell(self.run, self.counts, self.finds, self.options.record)
-        return bool(self.finds)
-
-    def _add(self, outcome: pool.Outcome) -> None:
-        """Count a mutant; the first find of a kind is printed, and few are written."""
-        self.done += 1
-        self.slowest = max(self.slowest, outcome, key=lambda each: each.seconds)
-        self.largest = max(self.largest, outcome, key=lambda each: each.peak_bytes)
-        ended = "no end" if outcome.code is None else f"exit {outcome.code}"
-        self.counts.update(outcome.counts or {ended: 1})
-        for place in self._places(outcome):
-            found = self.finds.setdefault(place, [])
-            found.append(outcome)
-            if len(found) == 1:
-                print(f"FOUND --only {outcome.number}: {place}: {outcome.message}", flush=True)
-            if self.options.keep is not None and len(found) <= _KEPT:
-                self._keep(outcome)
-
-    def _places(self, outcome: pool.Outcome) -> Iterator[str]:
-        """What is wrong with a mutant."""
-        if outcome.is_defect:
-            yield outcome.place
-        elif self.run.command in cases.MUTATED and self._is_small(outcome):
-            most = self.options.slow * pool.patience()
-            # Once more, alone: the processor may have been somebody else's.
-            if outcome.seconds > most and all(
-                again.seconds > most for again in pool.outcomes(self.run, only=outcome.number)
-            ):
-                yield "slow"
-            if outcome.peak_bytes > self.options.large:
-                yield "large"
-
-    def _is_small(self, outcome: pool.Outcome) -> bool:
-        return self.run.mutant(outcome.number).nbytes < _SMALL_FILES
-
-    def _line(self) -> str:
-        whole = self.options.only is not None or self.done == self.run.count
-        number = f"{self.done}" if whole else f"{self.done} of {self.run.count}"
-        said = ", ".join(f"{name}: {n:,}" for name, n in sorted(value_record.short(self.counts)))
-        return (
-            f"{self.run.command}: {number} mutants in {time.monotonic() - self.begun:,.0f} s, "
-            f"seed {self.run.seed}: {said}; slowest {self.slowest.seconds:.1f} s (--only "
-            f"{self.slowest.number}), largest {self.largest.peak_bytes / 1e6:.0f} MB (--only "
-            f"{self.largest.number})"
-        )
-
-    def _keep(self, outcome: pool.Outcome) -> None:
-        folder = f"{self.run.command}-{self.run.seed}-{outcome.number}"
-        target = self.options.keep / folder
-        target.mkdir(parents=True, exist_ok=True)
-        mutant = self.run.mutant(outcome.number)
-        for name, data in mutant.files.items():
-            (target / name).write_bytes(data)
-        calls = "".join(" ".join(call) + "\n" for call in mutant.calls)
-        (target / "found.txt").write_text(f"{outcome.place}\n{outcome.message}\n{calls}")
 
 
 if __name__ == "__main__":

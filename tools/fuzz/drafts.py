@@ -1,42 +1,129 @@
-"""Random graphs in float64 for :mod:`values`, of layers that look for the odd forms of operators.
+"""Random graphs in float64: ONNX's own node tests, one behind the other.
 
-Every node is evaluated as it is drawn, so that layers know shapes and values of their operands.
+ONNX has a test of every form of every operator, with inputs that lie in its domain. A graph strings
+some of them together: what a test feeds is a new input of the graph, alone or a little moved by
+what was computed before, sometimes behind a transposition, and sometimes one tensor is read twice.
 """
 
 from __future__ import annotations
 
+import importlib
 import random
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from onnx.backend.test.case import node as node_tests
 from onnx.reference import ReferenceEvaluator
 
+from memplan.autodiff.emit.gradient_registry import registered
+
 Array = npt.NDArray[Any]
-Shape = Sequence[int]
 DOUBLE = TensorProto.DOUBLE
-_MOST_ELEMENTS = 200
-_LARGEST_VALUE = 100.0
-AGAIN = " again"
-"""What the names of layers end with that make operators likelier to be drawn."""
-_OPSETS = (13, 13, 14, 15, 16, 17, 17, 18, 18, 19, 20, 20, 21, 22, 23, 24)
+_OPSETS = (18, 20, 20, 21, 22, 23, 24)
 _SYMBOLIC = 0.12  # share of graphs whose inputs have symbolic dimensions
+_MOST_ELEMENTS = 3000
+_LARGEST_VALUE = 1e4
+_LIKELY = ("matmul", "gemm", "mul", "add", "transpose", "reshape", "einsum", "conv", "softmax")
+TESTS = node_tests.__name__
+MODULES = tuple(sorted(path.stem for path in Path(node_tests.__file__).parent.glob("[a-z]*.py")))
 
 
 class Rejected(Exception):
-    """A layer that cannot be had of these operands: another is drawn."""
+    """A form that cannot be had here: another is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A node test: its node, and what it is fed, by place; None is left out. ``moving`` are the
+    places of floats that it may be differentiated by."""
+
+    node: onnx.NodeProto
+    fed: tuple[Array | None, ...]
+    moving: frozenset[int]
+
+
+@cache
+def forms(module: str) -> Sequence[Form]:
+    """The node tests of a module of ONNX that have a gradient here, in float64."""
+    before = len(node_tests._NodeTestCases)
+    # What functions expand to takes most of the time, and is no form of its own.
+    no_functions = mock.patch.object(node_tests, "function_testcase_helper", return_value=([], 0))
+    with no_functions, warnings.catch_warnings(), suppress(Exception):
+        warnings.simplefilter("ignore")
+        importlib.import_module(f"{TESTS}.{module}")
+    with_gradient = {op for domain, op in registered() if not domain}
+    found = []
+    for test in node_tests._NodeTestCases[before:]:
+        node, fed = test.model.graph.node[0], test.data_sets[0][0]
+        if node.op_type in with_gradient and not node.domain:
+            with suppress(Rejected):
+                found.append(_form(node, fed))
+    return found
+
+
+def _form(node: onnx.NodeProto, fed: Sequence[Any]) -> Form:
+    schema = onnx.defs.get_schema(node.op_type)
+    node = onnx.NodeProto.FromString(node.SerializeToString())
+    _widened(node)
+    values, moving = iter(fed), set()
+    arrays: list[Array | None] = []
+    for place, name in enumerate(node.input):
+        array = next(values) if name else None
+        if not (array is None or isinstance(array, np.ndarray | np.generic)):
+            raise Rejected  # a sequence, an optional
+        slot = schema.inputs[min(place, len(schema.inputs) - 1)]
+        array = None if array is None else np.asarray(array)
+        if (
+            array is not None
+            and array.dtype in (np.float32, np.float64)
+            and "double" in str(slot.types)
+        ):
+            array = array.astype(np.float64)
+            fixed = slot.differentiation_category.name == "NonDifferentiable"
+            moving |= set() if fixed else {place}
+        elif array is not None and array.dtype.kind not in "fiub":
+            raise Rejected
+        arrays.append(array)
+    if node.op_type == "BatchNormalization" and any(
+        item.name == "training_mode" and item.i for item in node.attribute
+    ):
+        moving &= {0, 1, 2}  # ONNX Runtime writes over the others in training mode
+    draws = node.op_type == "Dropout" and len(arrays) > 2 and np.any(arrays[2])
+    if not moving or draws:
+        raise Rejected
+    return Form(node, tuple(arrays), frozenset(moving))
+
+
+def _widened(node: onnx.NodeProto) -> None:
+    """Floats that a node names are of double precision: of a Cast, and in bodies."""
+    for item in node.attribute:
+        if item.name in ("to", "dtype", "stash_type") and item.i == TensorProto.FLOAT:
+            item.i = DOUBLE if item.name != "stash_type" else item.i
+        if item.HasField("g"):
+            for value in (*item.g.input, *item.g.output):
+                if value.type.tensor_type.elem_type == TensorProto.FLOAT:
+                    value.type.tensor_type.elem_type = DOUBLE
+            for inner in item.g.node:
+                _widened(inner)
+        if item.HasField("t") and item.t.data_type == TensorProto.FLOAT:
+            wide = numpy_helper.to_array(item.t).astype(np.float64)
+            item.t.CopyFrom(numpy_helper.from_array(wide, item.t.name))
 
 
 @dataclass(slots=True)
 class Draft:
     """A graph under construction: ``arrays`` is the value of every tensor, ``leaves`` are the float
-    inputs that are differentiated by."""
+    inputs that are differentiated by, ``made`` floats that nodes made."""
 
     r: random.Random
     opset: int
@@ -46,10 +133,7 @@ class Draft:
     leaves: list[str] = field(default_factory=list)
     constants: list[str] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
-    functions: list[onnx.FunctionProto] = field(default_factory=list)
     fresh: int = 0
-
-    # -- operands ------------------------------------------------------------------------------
 
     def name(self, stem: str) -> str:
         self.fresh += 1
@@ -58,185 +142,137 @@ class Draft:
     def maybe(self, share: float) -> bool:
         return self.r.random() < share
 
-    def shape(self, rank: int | None = None) -> tuple[int, ...]:
-        """A shape of small sizes, often 1 and seldom 0."""
-        rank = self.r.choice((0, 1, 1, 2, 2, 2, 3, 3, 4, 5)) if rank is None else rank
-        empty = self.maybe(0.04)
-        sizes = (1, 2, 3, 4) if rank < 4 else (1, 2, 3)
-        return tuple(0 if empty and self.maybe(0.3) else self.r.choice(sizes) for _ in range(rank))
-
-    def numbers(self, shape: Shape, low: float = -1.9, high: float = 2.1) -> Array:
+    def numbers(self, shape: Sequence[int], size: float = 1.0) -> Array:
         """Evenly spread and shuffled: none close to another."""
-        count = int(np.prod(shape, dtype=int))
-        spread = low + (high - low) * (np.arange(count) + 0.2 + 0.6 * self.r.random()) / max(
-            count, 1
-        )
-        self.r.shuffle(order := list(range(count)))
-        return np.asarray(spread[order].reshape(tuple(shape)), np.float64)
+        spread = np.linspace(-size, size, int(np.prod(shape, dtype=int)) + 2)[1:-1]
+        order = np.random.default_rng(self.r.randrange(1 << 30)).permutation(len(spread))
+        return spread[order].reshape(tuple(shape))
 
-    def leaf(self, shape: Shape, low: float = -1.9, high: float = 2.1) -> str:
-        """A new float input of the graph."""
-        name = self.name("x")
-        self.arrays[name] = self.numbers(shape, low, high)
-        self.leaves.append(name)
-        return name
-
-    def constant(self, value: object, kind: Any = np.float64) -> str:
-        """An initializer, or the output of a node."""
-        array = np.asarray(value, kind)
-        name = self.name("c")
+    def tensor(self, array: Array, *, moving: bool) -> str:
+        """A new input, or an initializer or the output of a Constant."""
+        name = self.name("x" if moving else "c")
         self.arrays[name] = array
-        if self.maybe(0.3):
+        if moving:
+            self.leaves.append(name)
+        elif self.maybe(0.3) or array.dtype.kind not in "fiub":
             tensor = numpy_helper.from_array(array, name)
             self.nodes.append(helper.make_node("Constant", [], [name], name=name, value=tensor))
         else:
             self.constants.append(name)
         return name
 
-    def ints(self, value: object) -> str:
-        return self.constant(value, np.int64)
+    def operand(self, array: Array) -> str:
+        """A float of the shape of an array, and near it."""
+        alike = [n for n in (*self.made, *self.leaves) if self.arrays[n].shape == array.shape]
+        near = [n for n in alike if np.abs(self.arrays[n] - array).max(initial=0.0) < 0.5]
+        if near and self.maybe(0.3):
+            return self.r.choice(near)
+        # Away from ties and corners, where there is no derivative.
+        array = array + 0.02 * self.numbers(array.shape)
+        if array.ndim > 1 and self.maybe(0.3):
+            order = self.r.choice(
+                (list(range(array.ndim)), self.r.sample(range(array.ndim), array.ndim))
+            )
+            turned = self.tensor(array.transpose(np.argsort(order)), moving=True)
+            return self.add("Transpose", [turned], perm=order)[0]
+        leaf = self.tensor(array, moving=not self.maybe(0.1))
+        known = [n for n in self.made[-6:] if self.arrays[n].size]
+        if not known or not array.size or self.maybe(0.3):
+            return leaf
+        if alike and self.maybe(0.5):
+            source = self.r.choice(alike)
+        else:
+            flat = [self.r.choice(known), self.tensor(np.array([-1]), moving=False)]
+            wanted = [self.tensor(np.array([array.size]), moving=False)]
+            (line,) = self.add("Reshape", flat)
+            times = -(-array.size // self.arrays[line].size)
+            (line,) = self.add("Tile", [line, self.tensor(np.array([times]), moving=False)])
+            begin = self.tensor(np.array([0]), moving=False)
+            (line,) = self.add("Slice", [line, begin, *wanted])
+            shape = self.tensor(np.array(array.shape, np.int64), moving=False)
+            (source,) = self.add("Reshape", [line, shape])
+        (bounded,) = self.add(self.r.choice(("Sin", "Tanh", "Sigmoid")), [source])
+        share = self.tensor(np.array(0.05), moving=False)
+        return self.add("Add", [leaf, *self.add("Mul", [bounded, share])])[0]
 
-    def pick(
-        self, fits: Callable[[tuple[int, ...]], bool] = lambda _: True, shape: Shape | None = None
-    ) -> str:
-        """A float tensor whose shape fits: an earlier one, mostly, or a new input."""
-        known = [n for n in (*self.leaves, *self.made) if fits(self.arrays[n].shape)]
-        if known and self.maybe(0.8):
-            return self.r.choice(known[-8:])
-        for _ in range(20):
-            wanted = self.shape() if shape is None else tuple(shape)
-            if fits(wanted):
-                return self.leaf(wanted)
-        raise Rejected
+    def form(self, form: Form) -> None:
+        """A node test, in this graph.
 
-    def ranked(self, low: int, high: int = 5) -> str:
-        """A tensor of a rank."""
-        ranks = range(low, high + 1)
-        return self.pick(lambda s: len(s) in ranks, self.shape(self.r.choice(ranks)))
-
-    def full(self, low: int, high: int = 5) -> str:
-        """A tensor of a rank, with elements."""
-        shape = [n or 1 for n in self.shape(self.r.randint(low, high))]
-        return self.pick(lambda s: low <= len(s) <= high and 0 not in s, shape)
-
-    def of(self, shape: Shape) -> str:
-        """A tensor of a shape: an earlier one, a new input, or a constant."""
-        known = [n for n in (*self.leaves, *self.made) if self.arrays[n].shape == tuple(shape)]
-        if known and self.maybe(0.4):
-            return self.r.choice(known)
-        return self.constant(self.numbers(shape)) if self.maybe(0.2) else self.leaf(shape)
-
-    def within(self, name: str, low: float, high: float) -> str:
-        """The tensor, brought between two bounds where it is not."""
-        array = self.arrays[name]
-        if not array.size or (array.min() > low and array.max() < high):
-            return name
-        (share,) = self.add("Sigmoid", [name])
-        (wide,) = self.add("Mul", [share, self.constant(0.9 * (high - low))])
-        return self.add("Add", [wide, self.constant(low + 0.05 * (high - low))])[0]
-
-    def beside(self, name: str) -> str:
-        """A tensor that broadcasts with another, in either direction; or the same."""
-        if self.maybe(0.3):
-            return name
-        shape = list(self.arrays[name].shape)
-        kind = self.r.random()
-        if kind < 0.4:
-            shape = [1 if self.maybe(0.4) else n for n in shape[self.r.randint(0, len(shape)) :]]
-        elif kind < 0.55 and len(shape) < 5:
-            shape = [self.r.choice((1, 2)), *shape]
-        elif kind < 0.7:
-            shape = [self.r.choice((1, 2, 3)) if n == 1 else n for n in shape]
-        return self.of(shape)
-
-    def axis(self, rank: int) -> int:
-        """An axis, counted from either end."""
-        if not rank:
+        Raises:
+            Rejected: it is none of this opset, or does not run here.
+        """
+        schema = onnx.defs.get_schema(form.node.op_type, self.opset)
+        known = {item.name for item in form.node.attribute} <= set(schema.attributes)
+        if not known or len(form.fed) > schema.max_input or schema.deprecated:
             raise Rejected
-        return self.r.randrange(-rank, rank)
+        names: list[str] = []
+        for place, array in enumerate(form.fed):
+            if array is None:
+                names.append("")
+            elif place in form.moving:
+                alike = [n for n in filter(None, names) if self.arrays[n].shape == array.shape]
+                again = alike and self.arrays[alike[-1]].dtype == array.dtype and self.maybe(0.15)
+                names.append(alike[-1] if again else self.operand(array))
+            else:
+                names.append(self.tensor(array, moving=False))
+        node = onnx.NodeProto.FromString(form.node.SerializeToString())
+        node.input[:] = names
+        node.output[:] = [name and self.name("t") for name in node.output]
+        self.append(node)
 
-    def axes(self, rank: int, least: int = 0) -> list[int]:
-        """Some axes, in any order, each counted from either end (before opset 11 the front)."""
-        found = self.r.sample(range(rank), self.r.randint(min(least, rank), rank))
-        return [k - rank if self.maybe(0.4) and self.opset >= 11 else k for k in found]
+    def add(self, op: str, inputs: list[str], **attributes: Any) -> list[str]:
+        """A node with one output."""
+        self.append(helper.make_node(op, inputs, [self.name("t")], **attributes))
+        return list(self.nodes[-1].output)
 
-    # -- nodes ---------------------------------------------------------------------------------
-
-    def add(self, op: str, inputs: list[str], count: int = 1, **attributes: Any) -> list[str]:
-        """A node, and the names of its outputs; those of it that are float can be picked.
+    def append(self, node: onnx.NodeProto) -> None:
+        """A node whose floats can be read by others.
 
         Raises:
             Rejected: it cannot be evaluated, or gives what is not finite or too large.
         """
-        while inputs and not inputs[-1]:
-            inputs = inputs[:-1]
-        given = {key: item for key, item in attributes.items() if item is not None and item != []}
-        outputs = [self.name("t") for _ in range(count)]
-        node = helper.make_node(op, inputs, outputs, name=self.name(f"{op}_"), **given)
-        found = self.evaluated(node)
-        for array in found:
-            if array.size > _MOST_ELEMENTS or array.ndim > 6:
-                raise Rejected
-            if array.dtype.kind == "f" and not (np.abs(array) < _LARGEST_VALUE).all():
-                raise Rejected  # too large, or not finite
-        self.nodes.append(node)
-        for name, array in zip(outputs, found, strict=True):
-            self.arrays[name] = array
-            if array.dtype.kind == "f":
-                self.made.append(name)
-        return outputs
-
-    def with_axes(
-        self, op: str, x: str, axes: list[int] | None, since: int, **attributes: Any
-    ) -> str:
-        """A node whose axes are an input from an opset on, and an attribute before."""
-        if axes is None:
-            return self.add(op, [x], **attributes)[0]
-        if self.opset >= since:
-            return self.add(op, [x, self.ints(axes)], **attributes)[0]
-        return self.add(op, [x], axes=axes, **attributes)[0]
-
-    def evaluated(self, node: onnx.NodeProto) -> list[Array]:
-        """The outputs of one node."""
-        read = {*filter(None, node.input), *captured(node)} & self.arrays.keys()
-        graph = helper.make_graph(
-            [node],
-            "node",
-            [info(name, self.arrays[name], None) for name in read],
-            [helper.make_empty_tensor_value_info(name) for name in node.output],
+        node.name = self.name(f"{node.op_type}_")
+        given = [name for name in node.input if name]
+        outputs = [name for name in node.output if name]
+        model = self.as_model(
+            helper.make_graph(
+                [node],
+                "one",
+                [info(name, self.arrays[name], False) for name in given],
+                [helper.make_empty_tensor_value_info(name) for name in outputs],
+            )
         )
-        model = self.as_model(graph)
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
                 evaluator = ReferenceEvaluator(model, new_ops=list(self.evaluators))
-                found = evaluator.run(None, {name: self.arrays[name] for name in read})
-        except Exception as error:  # whatever an evaluator finds wrong with a random node
+                found = evaluator.run(None, {name: self.arrays[name] for name in given})
+        except Exception as error:
             raise Rejected from error
-        return [np.asarray(array) for array in found]
+        arrays = [np.asarray(array) for array in found]
+        for array in arrays:
+            if array.size > _MOST_ELEMENTS or array.dtype.kind not in "fiub":
+                raise Rejected
+            if array.dtype.kind == "f" and not (np.abs(array) < _LARGEST_VALUE).all():
+                raise Rejected
+        self.nodes.append(node)
+        self.arrays.update(zip(outputs, arrays, strict=True))
+        self.made += [n for n, a in zip(outputs, arrays, strict=True) if a.dtype == np.float64]
 
     def as_model(self, graph: onnx.GraphProto) -> onnx.ModelProto:
-        domains = [helper.make_opsetid("", self.opset)]
-        if self.functions:
-            domains.append(helper.make_opsetid("local", 1))
         return helper.make_model(
-            graph, opset_imports=domains, ir_version=10, functions=self.functions
+            graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=10
         )
 
-    def attempt(self, layer: Callable[[Draft], object]) -> bool:
-        """Draw a layer; what it left is taken back if it is rejected."""
-        before = {
-            name: list(getattr(self, name))
-            for name in ("nodes", "leaves", "constants", "made", "functions")
-        }
-        arrays = dict(self.arrays)
-        with suppress(Rejected):
-            layer(self)
-            return True
-        for name, items in before.items():
-            setattr(self, name, items)
-        self.arrays = arrays
-        return False
+    def attempt(self, form: Form) -> None:
+        """Draw a form; what it left is taken back if it is rejected."""
+        fields = ("nodes", "leaves", "constants", "made")
+        before = {name: list(getattr(self, name)) for name in fields}
+        try:
+            self.form(form)
+        except (Rejected, onnx.defs.SchemaError):
+            for name, items in before.items():
+                setattr(self, name, items)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +290,19 @@ class Case:
         return tuple(self.weights)
 
 
+def drawn(r: random.Random, evaluators: Sequence[Any], modules: Sequence[str] = MODULES) -> Case:
+    """A random case of up to eight forms."""
+    while True:
+        d = Draft(r, r.choice(_OPSETS), evaluators)
+        for _ in range(r.randint(2, 8)):
+            likely = [name for name in _LIKELY if name in modules]
+            module = r.choice(likely if likely and d.maybe(0.25) else modules)
+            if forms(module):
+                d.attempt(r.choice(forms(module)))
+        with suppress(Rejected):
+            return finished(d)
+
+
 def finished(d: Draft) -> Case:
     """The graph of a draft, with some tensors as outputs whether others read them or not."""
     read = {name for node in d.nodes for name in (*node.input, *captured(node))}
@@ -266,21 +315,21 @@ def finished(d: Draft) -> Case:
     if d.maybe(0.25):
         ys.append(d.r.choice(moving))
     ys = list(dict.fromkeys(ys))
-    xs = [x for x in d.leaves if any(x in reach[y] for y in ys)]
-    other = [n for n in d.arrays if n in reach and n not in ys and d.maybe(0.08)]
+    needed = set().union(*(reach[y] for y in ys))
+    nodes = [node for node in d.nodes if needed.intersection(node.output)]
+    xs = [x for x in d.leaves if x in needed]
     weights = {y: d.numbers(d.arrays[y].shape) for y in ys}
     symbolic = d.maybe(_SYMBOLIC)
-    stored = {x for x in d.leaves if d.maybe(0.3)}
-    inputs = [n for n in d.leaves if n not in stored]
+    stored = {x for x in xs if d.maybe(0.3)}
+    constants = [n for n in d.constants if n in needed]
     graph = helper.make_graph(
-        d.nodes,
+        nodes,
         "random",
-        [info(n, d.arrays[n], symbolic) for n in inputs],
-        [info(n, d.arrays[n], None) for n in (*ys, *other)],
-        [numpy_helper.from_array(d.arrays[n], n) for n in (*sorted(stored), *d.constants)],
+        [info(n, d.arrays[n], symbolic) for n in xs if n not in stored],
+        [info(n, d.arrays[n], None) for n in ys],
+        [numpy_helper.from_array(d.arrays[n], n) for n in (*sorted(stored), *constants)],
     )
-    model = d.as_model(graph)
-    return Case(model, {x: d.arrays[x] for x in d.leaves}, tuple(xs), weights)
+    return Case(d.as_model(graph), {x: d.arrays[x] for x in xs}, tuple(xs), weights)
 
 
 def ancestors(nodes: Sequence[onnx.NodeProto]) -> dict[str, set[str]]:
@@ -289,7 +338,7 @@ def ancestors(nodes: Sequence[onnx.NodeProto]) -> dict[str, set[str]]:
     for node in nodes:
         read = {*filter(None, node.input), *captured(node)}
         whole = set().union(*(found.get(name, {name}) for name in read))
-        for name in node.output:
+        for name in filter(None, node.output):
             found[name] = {name} | whole
     return found
 
@@ -312,24 +361,3 @@ def info(name: str, array: Array, symbolic: bool | None) -> onnx.ValueInfoProto:
     kind = helper.np_dtype_to_tensor_dtype(array.dtype)
     dims = [f"d{n}" if symbolic and n > 1 else n for n in array.shape]
     return helper.make_tensor_value_info(name, kind, None if symbolic is None else dims)
-
-
-def drawn(r: random.Random, layers: Mapping[str, Callable[[Draft, str], object]], ops: Any) -> Case:
-    """A random case of 3 to 12 layers."""
-    while True:
-        d = Draft(r, r.choice(_OPSETS), ops)
-        for _ in range(r.randint(1, 3)):
-            d.leaf(d.shape())
-        for _ in range(r.randint(3, 12)):
-            name = r.choice(list(layers))
-            op = name.removesuffix(AGAIN)
-            if _exists(op, d.opset):
-                d.attempt(lambda draft, name=name, op=op: layers[name](draft, op))
-        with suppress(Rejected):
-            return finished(d)
-
-
-def _exists(op: str, opset: int) -> bool:
-    with suppress(onnx.defs.SchemaError):
-        return bool(onnx.defs.get_schema(op, opset))
-    return not onnx.defs.has(op)  # a function of the model

@@ -95,32 +95,32 @@ def session(model: onnx.ModelProto) -> Any:
     return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
 
-def in_kind(model: onnx.ModelProto, kind: int) -> onnx.ModelProto:
-    """The model with all floats of one element type, those of Casts too."""
+def in_kind(model: onnx.ModelProto, kind: int, source: int = TensorProto.DOUBLE) -> onnx.ModelProto:
+    """The model with all floats of ``source`` of another element type, those of Casts too."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    _convert(result.graph, kind)
+    _convert(result.graph, kind, source)
     return result
 
 
-def _convert(graph: onnx.GraphProto, kind: int) -> None:
+def _convert(graph: onnx.GraphProto, kind: int, source: int) -> None:
     for value in (*graph.input, *graph.output):
-        if value.type.tensor_type.elem_type == TensorProto.DOUBLE:
+        if value.type.tensor_type.elem_type == source:
             value.type.tensor_type.elem_type = kind
     for tensor in graph.initializer:
-        _convert_tensor(tensor, kind)
+        _convert_tensor(tensor, kind, source)
     for node in graph.node:
         for item in node.attribute:
             if item.type == onnx.AttributeProto.GRAPH:
-                _convert(item.g, kind)
+                _convert(item.g, kind, source)
             elif item.type == onnx.AttributeProto.TENSOR:
-                _convert_tensor(item.t, kind)
+                _convert_tensor(item.t, kind, source)
             elif item.name == "to" and item.i in (TensorProto.DOUBLE, TensorProto.FLOAT):
                 item.i = kind
 
 
-def _convert_tensor(tensor: onnx.TensorProto, kind: int) -> None:
-    if tensor.data_type == TensorProto.DOUBLE:
+def _convert_tensor(tensor: onnx.TensorProto, kind: int, source: int) -> None:
+    if tensor.data_type == source:
         narrow = helper.tensor_dtype_to_np_dtype(kind)
         array = numpy_helper.to_array(tensor).astype(narrow)
         tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
@@ -143,7 +143,7 @@ def opened(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> onnx.ModelProt
 
 def narrowed(feeds: Mapping[str, Array], model: onnx.ModelProto) -> dict[str, Array]:
     given = {value.name for value in model.graph.input}
-    return {n: a.astype(np.float32) for n, a in feeds.items() if n in given}
+    return {n: np.asarray(a, np.float32) for n, a in feeds.items() if n in given}
 
 
 def is_mixed(model: onnx.ModelProto) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from graphs import random_step
+from hostile import parsed
 from onnx import numpy_helper
 
 import memplan
@@ -106,12 +107,7 @@ def _vary_constants(model: onnx.ModelProto, r: random.Random) -> None:
 
 def _trained(net: Callable[[random.Random], str], r: random.Random) -> onnx.ModelProto:
     """The training step of a network whose result is ``y``."""
-    model = onnx.parser.parse_model('<ir_version: 10, opset_import: ["" : 20]>\n' + net(r))
-    for tensor in model.graph.initializer:
-        content = numpy_helper.to_array(tensor) if not tensor.float_data else tensor.float_data
-        full = np.resize(np.asarray(content), tuple(tensor.dims))
-        kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-        tensor.CopyFrom(numpy_helper.from_array(full.astype(kind), tensor.name))
+    model = parsed('<ir_version: 10, opset_import: ["" : 20]>\n' + net(r))
     _vary_constants(model, r)
     loss = "cross-entropy" if r.random() < 0.5 else "mse"
     optimizer = r.choice(("none", "sgd", "momentum", "adamw"))

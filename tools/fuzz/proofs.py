@@ -11,9 +11,9 @@ with both apart.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +21,19 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 from edits import Type, edited
+from ended import Ended, place_of
 from pairs import Pair, made
 
 from memplan.api.validate.proof import equivalence_of
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.equivalence.prove import Equivalence, Side, prove, reference_side
-from memplan.errors import EXIT_BUG, MemplanError
+from memplan.errors import MemplanError
 from memplan.runtime.compare_outputs import output_difference, same_bits
 from memplan.runtime.inputs import synthesize
 from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import PreparedModel, prepare
 from memplan.simulate.opened import opened
 
-COMMAND = "proof"
 EDITS = 250
 """Edits of each pair."""
 THREADS = (1, 2)
@@ -45,7 +45,8 @@ Array = npt.NDArray[np.generic]
 Feeds = Mapping[str, Array]
 Runs = list[list[Array] | None]
 """Outputs by draw, then thread count; None where there are none to compare."""
-Ended = tuple[int, str, str]
+Found = tuple[str, str]
+"""What is wrong, and the words for it; nothing where all is well."""
 
 
 @dataclass(slots=True)
@@ -65,41 +66,36 @@ class _Subject:
 
 @dataclass(frozen=True, slots=True)
 class Edited:
-    """A rewritten file with an edit, beside the original; ``what`` says what was done."""
+    """A rewritten file with an edit; ``what`` says what was done."""
 
-    original: bytes
-    edited: bytes
+    model: onnx.ModelProto
+    data: bytes
     what: str
 
-    def files(self) -> dict[str, bytes]:
-        """As files; :meth:`of` reads them."""
-        return dict(zip(_FILES, (self.original, self.edited, self.what.encode()), strict=True))
 
-    @staticmethod
-    def of(files: Mapping[str, bytes]) -> Edited:
-        """What :meth:`files` gave."""
-        original, edit, what = (files[name] for name in _FILES)
-        return Edited(original, edit, what.decode())
-
-
-_FILES = ("original.onnx", "edited.onnx", "what.txt")
-
-
-def mutant(seed: int, number: int) -> Edited:
-    """The edit ``number`` of a run."""
-    subject = _subject(seed, number // EDITS)
-    model = onnx.ModelProto()
-    model.CopyFrom(subject.model)
-    said: list[str] = []
-    if number % EDITS:  # the first is the file as it was written
-        said = edited(model, subject.types, random.Random(f"{seed}/{COMMAND}/edit {number}"))
-    what = f"{subject.pair.what}: {'; '.join(said) or 'as written'}"
-    return Edited(subject.pair.original, model.SerializeToString(), what)
+def examined(seed: int, number: int, edits: int = EDITS) -> Ended:
+    """The pair ``number`` and its edits, up to the first defect; and a count of what was said."""
+    subject = _subject(random.Random(f"{seed}/proof/{number}"))
+    counts: Counter[str] = Counter()
+    for k in range(edits):
+        r = random.Random(f"{seed}/proof/{number}/{k}")
+        model = onnx.ModelProto()
+        model.CopyFrom(subject.model)
+        said = edited(model, subject.types, r) if k else []  # the first is the file as written
+        what = f"{subject.pair.what}: {'; '.join(said) or 'as written'}"
+        edit = Edited(model, model.SerializeToString(), what)
+        try:
+            place, message = _examined(subject, edit, counts, r, as_written=k == 0)
+        except Exception as error:  # of the proof, which never raises
+            place, message = place_of(error), f"{what}: {type(error).__name__}: {error}"
+        if place:
+            files = {"original.onnx": subject.pair.original, "edited.onnx": edit.data}
+            return Ended(counts, place, message, files)
+    return Ended(counts)
 
 
-@lru_cache(maxsize=2)
-def _subject(seed: int, number: int) -> _Subject:
-    pair = made(random.Random(f"{seed}/{COMMAND}/pair {number}"))
+def _subject(r: random.Random) -> _Subject:
+    pair = made(r)
     original = onnx.load_from_string(pair.original)
     model = onnx.load_from_string(pair.rewritten)
     dims = dict.fromkeys(symbolic_dims(original), _SIZE)
@@ -111,7 +107,7 @@ def _subject(seed: int, number: int) -> _Subject:
     graph = opened(reference).graph
     given = [value.name for value in original.graph.input]  # also what has a default
     drawn = [synthesize(graph, 7, draw, given) for draw in range(_DRAWS)]
-    numbers = np.random.default_rng(number)
+    numbers = np.random.default_rng(r.randrange(1 << 30))
     feeds = [_special(feeds, draw, numbers) for draw, feeds in enumerate(drawn)]
     names = [value.name for value in original.graph.output]
     return _Subject(pair, model, reference, types, names, feeds)
@@ -136,30 +132,30 @@ def _special(feeds: Feeds, draw: int, numbers: np.random.Generator) -> Feeds:
     return found
 
 
-def examined(seed: int, number: int, edit: Edited) -> tuple[Ended, dict[str, int]]:
-    """How an edit ended, with exit code 70 where bits differ that should not, and a count of what
-    was said of it."""
-    subject = _subject(seed, number // EDITS)
-    model = onnx.load_from_string(edit.edited)
+def _examined(
+    subject: _Subject, edit: Edited, counts: Counter[str], r: random.Random, *, as_written: bool
+) -> Found:
+    """What is wrong with what is said of an edit: bits differ that should not."""
+    model = edit.model
     found = prove(reference_side(subject.reference, model), Side(model, Path()))
     if found.reason is None:  # only then is it worth reading as validate does
         try:
             prepared = prepare(model, Path("edited.onnx"), subject.reference.dims)
         except MemplanError:
-            return (0, "", ""), {"no valid model": 1}
+            counts["no valid model"] += 1
+            return "", ""
         found = equivalence_of(subject.reference, prepared, "cpu")
-    as_written = number % EDITS == 0
-    if found.reason is not None:
-        place = "a file as written is not proved"
-        ended = (EXIT_BUG, place, f"{edit.what}: {found.reason}") if as_written else (0, "", "")
-        said = "refused"
+    if found.reason is None:
+        (place, message), said = _held(subject, edit, found)
     else:
-        ended, said = _held(subject, edit, found)
-    inside = random.Random(f"{seed}/{COMMAND}/in place {number}").random() < _SHARE_IN_PLACE
-    if not ended[0] and subject.pair.state and inside:
-        ended, more = _in_place(subject, model, edit)
-        return ended, {said: 1, more: 1}
-    return ended, {said: 1}
+        place, message, said = "", "", "refused"
+        if as_written:
+            place, message = "a file as written is not proved", f"{edit.what}: {found.reason}"
+    counts[said] += 1
+    if not place and subject.pair.state and r.random() < _SHARE_IN_PLACE:
+        (place, message), said = _in_place(subject, model, edit)
+        counts[said] += 1
+    return place, message
 
 
 def _said(found: Equivalence) -> str:
@@ -173,24 +169,24 @@ def _said(found: Equivalence) -> str:
     return " and ".join(word for word, is_so in taken.items() if is_so)
 
 
-def _held(subject: _Subject, edit: Edited, found: Equivalence) -> tuple[Ended, str]:
+def _held(subject: _Subject, edit: Edited, found: Equivalence) -> tuple[Found, str]:
     """Both files run, and what was said of them is held against what they give."""
     said = _said(found)
-    ours = list(_runs(edit.edited, subject.feeds))
+    ours = list(_runs(edit.data, subject.feeds))
     if all(run is None for run in ours):
-        return (0, "", ""), f"{said}, does not run"
+        return ("", ""), f"{said}, does not run"
     if not subject.runs:
         subject.runs = list(_runs(subject.pair.original, subject.feeds))
         again = list(_runs(subject.pair.original, subject.feeds))
         subject.noisy = set(_differing(subject, subject.names, subject.runs, again))
-    names = [value.name for value in onnx.load_from_string(edit.edited).graph.output]
+    names = [value.name for value in edit.model.graph.output]
     differing = _differing(subject, names, subject.runs, ours, rounded=said != "proved")
     if not differing:
-        return (0, "", ""), f"{said}, same{'' if said == 'proved' else ' but for rounding'}"
+        return ("", ""), f"{said}, same{'' if said == 'proved' else ' but for rounding'}"
     words = f"{edit.what}: {len(differing)} outputs, first {next(iter(differing.items()))}"
     if found.redrawn or (found.assumed and "inside," in edit.what):
-        return (0, "", ""), f"{said}, differs"  # as it says
-    return (EXIT_BUG, f"{said}, and {_kind(edit)} differs", words), f"{said}, DIFFERS"
+        return ("", ""), f"{said}, differs"  # as it says
+    return (f"{said}, and {_kind(edit)} differs", words), f"{said}, DIFFERS"
 
 
 def _kind(edit: Edited) -> str:
@@ -278,7 +274,7 @@ def _outputs(session: Any, feeds: Feeds, state: Mapping[str, str]) -> list[Array
     return [np.array(value.numpy()) for value in binding.get_outputs()]
 
 
-def _in_place(subject: _Subject, model: onnx.ModelProto, edit: Edited) -> tuple[Ended, str]:
+def _in_place(subject: _Subject, model: onnx.ModelProto, edit: Edited) -> tuple[Found, str]:
     """The edited file with what may be written over the old values there, and apart."""
     outputs = {value.name for value in model.graph.output}
     pairs = {new: old for new, old in subject.pair.state if new in outputs}
@@ -286,9 +282,9 @@ def _in_place(subject: _Subject, model: onnx.ModelProto, edit: Edited) -> tuple[
     taken = {value.name for value in model.graph.input}
     safe = {new: old for new, old in pairs.items() if new not in refused and old in taken}
     if not safe:
-        return (0, "", ""), "in place, none"
+        return ("", ""), "in place, none"
     feeds = subject.feeds[1:2]
-    apart, again, over = (list(_runs(edit.edited, feeds, state)) for state in ({}, {}, safe))
+    apart, again, over = (list(_runs(edit.data, feeds, state)) for state in ({}, {}, safe))
     names = [value.name for value in model.graph.output]
     for was, same, now in zip(apart, again, over, strict=True):
         if was is None or now is None or same is None:
@@ -296,5 +292,5 @@ def _in_place(subject: _Subject, model: onnx.ModelProto, edit: Edited) -> tuple[
         for name, *values in zip(names, was, same, now, strict=True):
             if same_bits(values[0], values[1]) and not same_bits(values[0], values[2]):
                 place = f"written over the old value, {_kind(edit)} differs"
-                return (EXIT_BUG, place, f"{edit.what}: {name}"), "in place, DIFFERS"
-    return (0, "", ""), "in place, same"
+                return (place, f"{edit.what}: {name}"), "in place, DIFFERS"
+    return ("", ""), "in place, same"

@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 from unittest import mock
 
-import layers_indexing  # noqa: F401 (registers layers)
-import layers_views  # noqa: F401
-import layers_windows  # noqa: F401
 import numpy as np
 import onnx
-from drafts import DOUBLE, Array, Case, drawn
+from drafts import DOUBLE, MODULES, Array, Case, drawn
+from ended import Ended
 from evaluators import (
     Evaluator,
     NotEvaluatedError,
@@ -33,7 +31,6 @@ from evaluators import (
     reference_operators,
     session,
 )
-from layers import LAYERS
 from onnx import TensorProto
 from reducing import reduced
 
@@ -41,13 +38,11 @@ import memplan
 from memplan.errors import EXIT_BUG, MemplanError
 from memplan.proto import native
 
-COMMAND = "values"
 STEPS = (1e-5, 1e-4, 1e-6, 3e-7)
 """Of central differences; a gradient is wrong if it differs at each of them."""
 _ROUNDING = 1e-14  # of a sum of products in float64, relative to the sum of absolute values
 _DIRECTIONS = 2
 _NAMED = re.compile(r"'[^']*'|\d+")
-Ended = tuple[int, str, str]
 
 
 class Tolerance(NamedTuple):
@@ -268,37 +263,21 @@ def _near(one: Array, other: Array) -> bool:
 # -- by number -------------------------------------------------------------------------------------
 
 
-def case_of(seed: int, number: int) -> Case:
-    """The case ``number`` of a seed."""
-    return drawn(random.Random(f"{seed}/{COMMAND}/{number}"), LAYERS, reference_operators())
-
-
-def examined(seed: int, number: int) -> tuple[Ended, dict[str, int]]:
-    """How a case ended, and what is counted of it: its operators and the verdict."""
-    case, verdict, counts = examined_whole(seed, number)
-    if not verdict.is_defect:
-        return (0, "", ""), counts
-    ops = sorted({node.op_type for node in case.model.graph.node} - {"Constant"})
-    return (EXIT_BUG, f"{verdict.kind}: {', '.join(ops)}", verdict.text), counts
-
-
-def examined_whole(seed: int, number: int) -> tuple[Case, Verdict, dict[str, int]]:
-    """The case, as little of it as is a defect if it is one, how it ended, and what is counted."""
-    case = case_of(seed, number)
-    nodes = [node for node in case.model.graph.node if not node.domain]
-    counts = dict.fromkeys((f"operator {node.op_type}" for node in nodes), 1)
+def examined(seed: int, number: int, modules: Sequence[str] = MODULES) -> Ended:
+    """How the case ``number`` of a seed ended; of a defect, as little of it as ends alike."""
+    case = drawn(random.Random(f"{seed}/values/{number}"), reference_operators(), modules)
     # A child for ONNX's C++ takes half the time, and these graphs are no danger to this process.
     with mock.patch.object(native, "_ask", native._directly):
         verdict = judged(case)
-        kind = verdict.kind
-        counts[f"{kind}: {_reason(verdict)}"] = 1
-        if verdict.is_defect:
-            case = reduced(case, lambda smaller: judged(smaller).kind == kind)
-            verdict = judged(case)
-    return case, verdict, counts
-
-
-def _reason(verdict: Verdict) -> str:
-    if verdict.kind in ("refused", "skipped"):
-        return _NAMED.sub("…", verdict.text)[:100]
-    return ""
+        kind, reason = verdict.kind, ""
+        if kind in ("refused", "skipped"):
+            reason = f": {_NAMED.sub('…', verdict.text)[:100]}"
+        counts = {f"{kind}{reason}": 1}
+        if not verdict.is_defect:
+            return Ended(counts)
+        case = reduced(case, lambda smaller: judged(smaller).kind == kind)
+        verdict = judged(case)
+    ops = sorted({node.op_type for node in case.model.graph.node} - {"Constant"})
+    message = f"{verdict.text}\n{onnx.printer.to_text(case.model)}"
+    files = {"forward.onnx": case.model.SerializeToString()}
+    return Ended(counts, f"{kind}: {', '.join(ops)}", message, files)

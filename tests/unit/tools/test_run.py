@@ -1,0 +1,135 @@
+"""The other tools, each run once on something small."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from helpers.models import ROOT
+
+TABLES = ROOT / "memplan" / "ops" / "tables"
+MOST_BYTES, MOST_OF_ALL = 150_000, 1_000_000
+
+
+def load(file: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A script of ``tools/``."""
+    path = ROOT / "tools" / file
+    spec = importlib.util.spec_from_file_location(f"tool_{path.stem}", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+# --- Mutants --------------------------------------------------------------------------------------
+
+SOURCE = '''"""Text."""
+def f(a: int, b: int = 1) -> int:
+    # a < b
+    if not a < b and b != 2:
+        return a + 1
+    return f"{a + b}"
+'''
+
+
+def test_operators_are_changed_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.py"
+    path.write_text(SOURCE)
+    made = list(load("mutants/__main__.py", monkeypatch).mutants_of(path, tmp_path))
+    changed = {m.name.rpartition(" ")[2]: m.text for m in made}
+    assert "a <= b and" in changed["comparison"] or "b == 2" in changed["comparison"]
+    assert "if a < b and b" in changed["not"]
+    assert "a < b or b" in changed["logic"]
+    assert "a - 1" in changed["arithmetic"]
+    assert "if False:" in changed["condition"]
+    assert sum("return None" in m.text for m in made) == 2
+    assert len({m.text for m in made}) == len(made) == 11
+    for one in made:
+        ast.parse(one.text)
+        # Comments, annotations and f-strings stay.
+        assert "# a < b" in one.text
+        assert "a: int, b: int" in one.text
+        assert 'f"{a + b}"' in one.text or "return None" in one.text
+
+
+@pytest.mark.slow
+def test_what_is_killed_and_what_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = load("mutants/__main__.py", monkeypatch)
+    package, tests = tmp_path / "memplan" / "room", tmp_path / "tests" / "unit" / "room"
+    for folder in (package, tests):
+        folder.mkdir(parents=True)
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\nmarkers = ['slow: s']\n")
+    for folder in (package.parent, package):
+        (folder / "__init__.py").write_text("")
+    (package / "sign.py").write_text("def sign(x):\n    return x > 0\n")
+    head = "from memplan.room.sign import sign\n\n\n"
+    (tests / "test_sign.py").write_text(f"{head}def test_above():\n    assert sign(2)\n")
+    trial, file = tool.Trial(tmp_path, 60), "memplan/room/sign.py"
+    mutants = {
+        text: tool.Mutant("m", file, f"def sign(x):\n    return x {text} 0\n", "a promise")
+        for text in ("<", ">=")
+    }
+    assert trial.try_out(mutants["<"], wide=False)[0] == "killed"
+    assert trial.try_out(mutants[">="], wide=True) == ("survived", "a promise")
+    assert (package / "sign.py").read_text().endswith("x > 0\n")
+    (tests / "test_zero.py").write_text(f"{head}def test_zero():\n    assert not sign(0)\n")
+    trial.passes.clear()
+    assert trial.try_out(mutants[">="], wide=False)[0] == "survived"
+    state, by = trial.try_out(mutants[">="], wide=True)
+    assert (state, "test_zero" in by) == ("killed", True)
+    (tests / "test_sign.py").write_text("def test_bad():\n    assert sum([0])\n")
+    trial.passes.clear()
+    assert trial.try_out(mutants["<"], wide=False)[0] == "untried"
+
+
+# --- The probe ------------------------------------------------------------------------------------
+
+
+def test_a_new_runtime_is_told_by_what_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = load("probe_ort/changes.py", monkeypatch)
+    table, other = (json.loads((TABLES / "cpu.json").read_text()) for _ in range(2))
+    assert not list(tool.changes("cpu.json", table, other))
+    other["alias"][":Relu"] = [[0, 0]]
+    del other["inplace"][":Relu"]
+    other["not_inplace"].remove(":Abs")
+    row = other["scratch"][3]
+    row["scratch_bytes"] += 64
+    told = [str(change) for change in tool.changes("cpu.json", table, other)]
+    assert len(told) == 4
+    assert "cpu.json: alias: :Relu: absent -> [[0, 0]]" in told
+    assert 'cpu.json: not_inplace: :Abs: "listed" -> absent' in told
+    assert any(row["op"] in line and str(row["scratch_bytes"]) in line for line in told)
+    added = tool.same_on(table, "onnxruntime 9.9")
+    assert not list(tool.changes("cpu.json", table, added))
+    assert added["same_on"][-1] == "onnxruntime 9.9"
+
+
+# --- Pictures -------------------------------------------------------------------------------------
+
+
+def test_every_picture_is_there_and_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = load("screenshots.py", monkeypatch)
+    found = {path.name: path.read_bytes() for path in tool.IMAGES.glob("*.png")}
+    assert set(found) == {name for each in tool.PICTURES for name in each.files}
+    assert max(map(len, found.values())) < MOST_BYTES
+    assert sum(map(len, found.values())) < MOST_OF_ALL
+
+
+@pytest.mark.slow
+def test_pictures_are_of_the_pages_of_today(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("markdown_it")
+    tool = load("screenshots.py", monkeypatch)
+    recorded = json.loads((tool.IMAGES / tool.SOURCES).read_text(encoding="utf-8"))
+    assert tool.digests(tool.pages(tmp_path)) == recorded, "run: python tools/screenshots.py"

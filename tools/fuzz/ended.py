@@ -1,0 +1,46 @@
+"""How an item of a run ended, and how a call of the program does."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import click
+
+from memplan.errors import EXIT_BUG, MemplanError
+from memplan_cli.main import cli
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """``place``: what is wrong, nothing where all is well; ``message``: the first that is said of
+    it. ``counts``: how its parts ended. ``files``: what it was made of, to be kept of a find."""
+
+    counts: Mapping[str, int]
+    place: str = ""
+    message: str = ""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def called(arguments: Sequence[str]) -> tuple[int, str, str]:
+    """Exit code of a call of the program in this process, place of an exception that nobody
+    expected, and message with hint."""
+    try:
+        result = cli.main(list(arguments), prog_name="memplan", standalone_mode=False)
+    except MemplanError as error:
+        place = place_of(error) if error.exit_code == EXIT_BUG else ""
+        return error.exit_code, place, f"{error.message} | {error.hint}"
+    except click.ClickException as error:
+        return error.exit_code, "", error.format_message()
+    except BaseException as error:  # what nobody expected is what is looked for
+        return EXIT_BUG, place_of(error), f"{type(error).__name__}: {error}"
+    return result if isinstance(result, int) else 0, "", ""
+
+
+def place_of(error: BaseException) -> str:
+    """Where in memplan an exception came from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "/memplan" in frame.filename] or list(frames)
+    file = own[-1].filename.rpartition("/memplan/")[2]
+    return f"{type(error).__name__} {file}:{own[-1].lineno} {own[-1].name}"

@@ -161,7 +161,6 @@ ELSEWHERE = {
     "training.md": "tests/unit/docs/test_training_page.py",
     "../sample_models/README.md": "tests/ort/test_samples.py",
     "../CONTRIBUTING.md": "runs the tests",
-    "../benchmarks/README.md": "takes hours, and tests/unit/benchmarks has parts",
     "../tools/README.md": "takes hours, and tests/unit/tools has parts",
 }
 """Other pages with commands or code: the test that runs them and names the page, or why none."""

@@ -1,7 +1,7 @@
 """From case results to the table file.
 
-- ``alias``, ``inplace``: ``[output, input]``: lives in the input's buffer always, or at its last use
-  where shape and element size are equal
+- ``alias``, ``inplace``: ``[output, input]``: lives in the input's buffer always, or at its last
+  use where shape and element size are equal
 - ``not_inplace``, ``never_eligible``: probed, neither; or no case could show it
 - ``no_kernel``, ``no_kernel_dtypes``: no kernel at all, or none for these TensorProto types of the
   first input

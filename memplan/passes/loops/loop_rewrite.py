@@ -17,7 +17,6 @@ from memplan.passes.loops.cell import CellPlan
 from memplan.passes.loops.edit_loop import LoopEditor, LoopNames, sweep, sweep_body
 from memplan.passes.loops.loop_step import PairStep
 from memplan.passes.loops.sequences import Shift, shifted_state
-from memplan.proto import native
 from memplan.proto.edit import copied
 from memplan.proto.graph_edit import GraphEdit
 from memplan.proto.loop_node import Slices, body_of
@@ -26,6 +25,7 @@ from memplan.proto.names import NameAuthority
 from memplan.proto.nodes import names_read, reads_of
 from memplan.proto.opset import default_opset
 from memplan.shapes.fold import small_constants
+from memplan.shapes.infer import run_inference
 
 _AXES_ARE_INPUTS = 13
 """Since this opset, ``Unsqueeze`` reads its axes."""
@@ -59,7 +59,7 @@ def _state_types(model: onnx.ModelProto, names: Collection[str]) -> None:
     """Write down types of new tensors, as far as ONNX infers them."""
     if not names:
         return
-    found = native.infer_shapes(model)
+    found = run_inference(model)
     for value in found.graph.value_info:
         if value.name in names:
             for dim in value.type.tensor_type.shape.dim:

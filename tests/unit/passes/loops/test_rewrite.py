@@ -23,6 +23,7 @@ from helpers.scans import MIXED, ODD, RNN
 from memplan.autodiff.backward import Request, build_gradients
 from memplan.passes.loops.choose_storage import named
 from memplan.passes.loops.loop_rewrite import store_less
+from memplan.shapes.infer import run_inference
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel, opened
 
@@ -82,3 +83,14 @@ def test_symbolic_sizes() -> None:
     (pair,) = pairs_of(after)
     assert pair.step_bytes < steps[0].pair.step_bytes
     assert [x.tobytes() for x in ran(proto, feeds)[0]] == [x.tobytes() for x in ran(made, feeds)[0]]
+
+
+def test_onnx_may_give_up_on_the_shapes_of_a_graph() -> None:
+    model = layer("LSTM", 6, 3, 8, 16, 1)
+    proto = model.prepared.proto
+    default = proto.graph.initializer.add(name=proto.graph.input[0].name, data_type=1, dims=[99])
+    default.raw_data = bytes(4 * 99)
+    assert run_inference(proto) is proto
+    steps = steps_of(model)
+    rows = list(zip(steps, named(steps, "auto"), strict=True))
+    assert store_less(proto, rows, False).graph.node

@@ -20,6 +20,8 @@ from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types, read_type
 Array = npt.NDArray[np.generic]
 """What a constant holds."""
 
+INVENTED = "unk__"
+"""How ONNX's inference begins the names of dimensions that it does not know."""
 _GIVES_UP = (onnx.shape_inference.InferenceError, ValueError, RuntimeError, MemoryError)
 
 

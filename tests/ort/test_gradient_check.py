@@ -20,6 +20,7 @@ from helpers.graphs import parse
 from helpers.models import SHARED
 from helpers.running import Memplan, runner
 from memplan.api.grad import check_graphs, gradient_check
+from memplan.api.grad.check_graphs import Differentiated, NotComparableError
 from memplan.api.grad.check_outcome import GradientsDifferError
 from memplan.api.grad.double_graph import in_double
 from memplan.autodiff.emit import gradient_registry as registry
@@ -159,6 +160,18 @@ def test_a_graph_with_gradients_that_does_not_run_is_a_difference(
         memplan.grad(network(), "loss")
 
 
+def test_a_graph_with_gradients_is_not_broken_where_its_forward_graph_does_not_run() -> None:
+    text = """g (float[4,6] x, int64[2] shape) => (float loss)
+        { b = Reshape(x, shape) loss = ReduceSum<keepdims = 0>(b) }"""
+    training = parse(text.replace("float loss", "float loss, float[4,6] grad"))
+    training.graph.node.append(helper.make_node("MatMul", ["x", "x"], ["grad"]))
+    problem = Differentiated(
+        parse(text), training, {"loss": None}, {"x": "grad"}, Path(), {}, pytest.fail
+    )
+    with pytest.raises(NotComparableError, match="the forward graph does not run"):
+        gradient_check._compared(problem)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -232,6 +245,20 @@ def test_sizes_are_chosen_for_symbolic_dimensions() -> None:
     check = memplan.grad(model, "loss", dims={"N": 5}).check
     assert check is not None
     assert dict(check.dims) == {"M": 3}
+
+
+def test_labels_of_a_flattened_batch_are_as_many_as_the_graph_makes() -> None:
+    text = """g (int64[N,6] ids) => (float[M,10] logits) <float[10,8] table>
+        { flat = Constant<value = int64[2] {-1, 8}>() e = Gather(table, ids) r = Reshape(e, flat)
+          t = Transpose(table) logits = MatMul(r, t) }"""
+    model = parse(text)
+    weight = np.random.default_rng(0).standard_normal((10, 8)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "table"))
+    options = memplan.GradOptions("cross-entropy", logits="logits")
+    check = memplan.grad(model, options).check
+    assert check is not None
+    assert check.verdict == "equal", check.lines
+    assert sorted(dict(check.dims).values()) == [3, 18]
 
 
 def test_a_symbolic_dimension_may_be_what_a_weight_has() -> None:

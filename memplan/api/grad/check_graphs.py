@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from memplan.runtime.inputs import synthesize
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.room import available_bytes
 from memplan.shapes.dims import bind_dims, symbolic_dims
+from memplan.shapes.infer import INVENTED
 from memplan.shapes.prepare import PreparedModel, prepare
 from memplan.shapes.tensor_type import FLOATS, UNKNOWN, Types, read_type, value_info
 from memplan.simulate.opened import opened
@@ -113,9 +115,11 @@ def bounds(forward: onnx.ModelProto, problem: Differentiated) -> Iterator[Bound]
     symbols = symbolic_dims(forward)
     given = {n: s for n, s in problem.dims.items() if n in symbols}
     names = [name for name in symbols if name not in given]
+    ahead = _ahead_of(forward, [name for name in names if name.startswith(INVENTED)])
     found, failure = False, ""
-    for chosen in _choices(forward.graph, names):
+    for first in _choices(forward.graph, names):
         try:
+            chosen = {**first, **_made_sizes(forward, ahead, problem.path, {**given, **first})}
             prepared = prepare(copied(forward), problem.path, {**given, **chosen}, partly=True)
         except MemplanError as error:
             failure = failure or error.message
@@ -125,6 +129,52 @@ def bounds(forward: onnx.ModelProto, problem: Differentiated) -> Iterator[Bound]
     if not found:
         for_sizes = f"no sizes were found for {', '.join(names)} (--dim): " if names else ""
         raise NotComparableError(for_sizes + failure)
+
+
+def _ahead_of(forward: onnx.ModelProto, invented: Collection[str]) -> onnx.ModelProto | None:
+    """What is computed without inputs that have a dimension of an ``invented`` name, which is not
+    stated: labels of a batch that the graph has flattened. None where it makes no such tensor."""
+    if not invented:
+        return None
+    own = copied(forward)
+    late = {v.name for v in own.graph.input if _names(v).intersection(invented)}
+    for node in own.graph.node:
+        if late.intersection(reads_of(node)):
+            late.update(node.output)
+    made = {name for node in own.graph.node for name in node.output} - late
+    stated = [v for v in forward.graph.value_info if v.name in made]
+    wanted = [v.name for v in stated if _names(v).intersection(invented)]
+    if not wanted:
+        return None
+    own = part_of(own, wanted)
+    drop_named(own.graph.value_info, {*wanted})
+    return own
+
+
+def _names(value: onnx.ValueInfoProto) -> set[str]:
+    return {dim.dim_param for dim in value.type.tensor_type.shape.dim if dim.dim_param}
+
+
+def _made_sizes(
+    forward: onnx.ModelProto, ahead: onnx.ModelProto | None, path: Path, sizes: Mapping[str, int]
+) -> dict[str, int]:
+    """The sizes that invented names have where the others are ``sizes``, as far as they follow.
+
+    Raises:
+        ModelError: these do not fit.
+    """
+    if ahead is None:
+        return {}
+    known = symbolic_dims(ahead)
+    dims = {name: size for name, size in sizes.items() if name in known}
+    types = prepare(copied(ahead), path, dims, partly=True).types
+    found: dict[str, int] = {}
+    for value in forward.graph.value_info:
+        shape = types.get(value.name, UNKNOWN).sizes or ()
+        for dim, size in zip(value.type.tensor_type.shape.dim, shape, strict=False):
+            if dim.dim_param.startswith(INVENTED) and dim.dim_param in sizes:
+                found[dim.dim_param] = size
+    return found
 
 
 def _choices(graph: onnx.GraphProto, names: Sequence[str]) -> Iterator[dict[str, int]]:
@@ -169,9 +219,11 @@ def part_of(model: onnx.ModelProto, outputs: Sequence[str]) -> onnx.ModelProto:
     """What makes some tensors of a model, and nothing else."""
     part = copied(model)
     graph = part.graph
+    stated = {value.name: value for value in model.graph.output}
     del graph.output[:]
     for name in dict.fromkeys(outputs):
-        graph.output.add(name=name)
+        graph.output.append(stated.pop(name, onnx.ValueInfoProto(name=name)))
+    graph.value_info.extend(stated.values())
     remove_unread(graph)
     read = set(outputs).union(*map(reads_of, graph.node))
     drop_named(graph.input, {v.name for v in graph.input} - read)
@@ -289,32 +341,41 @@ def _matched(graph: onnx.GraphProto, names: dict[str, str]) -> dict[int, str]:
 
 class Runner:
     """A model in a session, without optimizations: what is held is the file. ``seconds``: of the
-    last run."""
+    last run.
+
+    It is opened when it is used: a graph with gradients may only be called broken once the forward
+    graph has run.
+
+    Raises:
+        NoKernelError: no session opens.
+        BrokenGraphError: nor is that for want of a kernel, with ``gradients``.
+    """
 
     def __init__(self, model: onnx.ModelProto, *, gradients: bool = False) -> None:
-        """Open it.
+        """Take a model, whose weights are inputs; ``gradients``: it is the graph with gradients."""
+        self._model, self._gradients = model, gradients
+        self.seconds = 0.0
 
-        Args:
-            model: its weights are inputs.
-            gradients: it is the graph with gradients.
-
-        Raises:
-            NoKernelError: no session opens.
-            BrokenGraphError: nor is that for want of a kernel, with ``gradients``.
-        """
+    @cached_property
+    def _session(self) -> Any:
         from memplan.runtime.session_options import held_options
         from memplan.runtime.sessions import open_session
 
-        self._gradients = gradients
         options = held_options(optimized=False)
         try:
             request = RunRequest(session="default", spin=False)
-            self._session = open_session(model.SerializeToString(), request, options)
+            return open_session(self._model.SerializeToString(), request, options)
         except Exception as error:
             raise self._failed(error, "opening a session") from error
-        self.inputs = {item.name: item.type for item in self._session.get_inputs()}
-        self.seconds = 0.0
-        self._outputs = [item.name for item in self._session.get_outputs()]
+
+    @cached_property
+    def inputs(self) -> dict[str, str]:
+        """Its inputs, and their types in the runtime's words.
+
+        Raises:
+            NoKernelError, BrokenGraphError: see the class.
+        """
+        return {item.name: item.type for item in self._session.get_inputs()}
 
     def run(self, values: Mapping[str, Array]) -> dict[str, Array]:
         """All outputs by name, floats in float64.
@@ -323,19 +384,19 @@ class Runner:
             NoKernelError, BrokenGraphError: see the class.
             NotComparableError: there is too little memory.
         """
-        feeds = {}
+        feeds, outputs = {}, [item.name for item in self._session.get_outputs()]
         for name, kind in self.inputs.items():
             value = np.asarray(values[name])
             feeds[name] = value.astype(_NUMPY.get(kind, value.dtype), order="C", copy=False)
         begin = time.perf_counter()
         try:
-            found = self._session.run(self._outputs, feeds)
+            found = self._session.run(outputs, feeds)
         except Exception as error:
             raise self._failed(error, "a run") from error
         self.seconds = time.perf_counter() - begin
         return {
             name: array.astype(np.float64, copy=False) if array.dtype.kind == "f" else array
-            for name, array in zip(self._outputs, found, strict=True)
+            for name, array in zip(outputs, found, strict=True)
         }
 
     def _failed(self, error: Exception, what: str) -> Exception:

@@ -25,12 +25,10 @@ from memplan.proto.names import NameAuthority
 from memplan.proto.nodes import names_read, reads_of
 from memplan.proto.opset import default_opset
 from memplan.shapes.fold import small_constants
-from memplan.shapes.infer import run_inference
+from memplan.shapes.infer import INVENTED, run_inference
 
 _AXES_ARE_INPUTS = 13
 """Since this opset, ``Unsqueeze`` reads its axes."""
-_INVENTED = "unk__"
-"""How ONNX's shape inference calls dimensions that it does not know."""
 
 
 def store_less(
@@ -63,7 +61,7 @@ def _state_types(model: onnx.ModelProto, names: Collection[str]) -> None:
     for value in found.graph.value_info:
         if value.name in names:
             for dim in value.type.tensor_type.shape.dim:
-                if dim.dim_param.startswith(_INVENTED):
+                if dim.dim_param.startswith(INVENTED):
                     dim.Clear()
             model.graph.value_info.append(value)
 

@@ -2,110 +2,47 @@
 
     python tools/probe_ort --out memplan/ops/tables/cpu.json
 
-Every case runs in a child process group; a case that kills its child is reported and the rest
-carries on in a new child.
+A case that kills its child process is reported, and the rest carries on in a new child.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import queue
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 from cases import all_cases
+from children import DIED, tell, told
 from shim import ShimError, compile_shim
 from table import render, table
-
-CASE_SECONDS = 60
-
-
-def _child(first: int, keys: set[str] | None) -> int:
-    """Measure the cases from index `first`; one JSON line before and one after each."""
-    import worker
-    from shim import Trace
-
-    trace = Trace()
-    for index, case in enumerate(all_cases()):
-        if index < first or (keys and case.key not in keys):
-            continue
-        print(json.dumps({"begin": index}), flush=True)
-        print(json.dumps({"index": index, **worker.measure_case(case, trace)}), flush=True)
-    print(json.dumps({"end": True}), flush=True)
-    return 0
-
-
-def _start(library: Path, first: int, keys: list[str]) -> subprocess.Popen[str]:
-    command = [sys.executable, str(Path(__file__).parent), "--child", str(first)]
-    command += [part for key in keys for part in ("--op", key)]
-    environment = {**os.environ, "LD_PRELOAD": str(library)}
-    return subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
-def _lines(child: subprocess.Popen[str]) -> queue.Queue[str | None]:
-    lines: queue.Queue[str | None] = queue.Queue()
-
-    def pump() -> None:
-        assert child.stdout is not None
-        for line in child.stdout:
-            lines.put(line)
-        lines.put(None)
-
-    threading.Thread(target=pump, daemon=True).start()
-    return lines
-
-
-def _run_child(library: Path, first: int, keys: list[str], results: dict[int, dict]) -> int | None:
-    """Run one child; the index of the case it died in, or None when it went to the end."""
-    child = _start(library, first, keys)
-    lines = _lines(child)
-    current = first
-    try:
-        while True:
-            try:
-                line = lines.get(timeout=CASE_SECONDS)
-            except queue.Empty:
-                results[current] = {"error": f"no answer within {CASE_SECONDS} s"}
-                return current
-            if line is None:
-                results[current] = {"error": f"the child died with status {child.wait()}"}
-                return current
-            message = json.loads(line)
-            if "end" in message:
-                return None
-            if "begin" in message:
-                current = message["begin"]
-            else:
-                results[message.pop("index")] = message
-    finally:
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
 
 
 def probe(keys: list[str]) -> dict[int, dict]:
     """Measure all cases (or those of the given op keys): case index -> result."""
-    results: dict[int, dict] = {}
+    command = [str(Path(__file__).parent), *(part for key in keys for part in ("--op", key))]
     with tempfile.TemporaryDirectory() as folder:
         library = compile_shim(Path(folder))
-        first: int | None = 0
-        while first is not None:
-            died = _run_child(library, first, keys, results)
-            first = None if died is None else died + 1
+        results = told([*command, "--child"], {**os.environ, "LD_PRELOAD": str(library)})
+    for result in results.values():
+        if DIED in result:
+            result["error"] = f"the child died with status {result.pop(DIED)}"
     return results
+
+
+def _child(first: int, keys: set[str] | None) -> int:
+    import worker
+    from shim import Trace
+
+    trace = Trace()
+    cases = [
+        (index, case)
+        for index, case in enumerate(all_cases())
+        if index >= first and not (keys and case.key not in keys)
+    ]
+    tell(cases, lambda case: worker.measure_case(case, trace))
+    return 0
 
 
 def main() -> int:

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+from children import DIED, tell, told
 from shim import compiled
 
 HERE = Path(__file__).resolve().parent
@@ -118,15 +118,13 @@ def _child(first: int) -> int:
 
     ort.register_execution_provider_library("webgpu", plugin.get_library_path())
     counter = ctypes.CDLL("libvulkan.so.1")
-    for index, case in enumerate(all_cases()):
-        if index < first:
-            continue
-        print(json.dumps([index, None]), flush=True)
-        try:
-            result = look(case, counter)
-        except Exception:  # the CPU refuses the case as well
-            result = None
-        print(json.dumps([index, result]), flush=True)
+
+    def looked(case: object) -> dict | None:
+        with suppress(Exception):  # the CPU refuses the case as well
+            return look(case, counter)
+        return None
+
+    tell([(k, case) for k, case in enumerate(all_cases()) if k >= first], looked)
     os._exit(0)  # the provider's threads may outlive the interpreter, and then end it
 
 
@@ -217,22 +215,16 @@ def main() -> int:
     from onnxruntime.capi import _pybind_state as state
     from table import render
 
-    cases, results, first = all_cases(), {}, 0
+    cases = all_cases()
     with tempfile.TemporaryDirectory() as folder:
         compiled("vulkan_count.c", Path(folder) / "libvulkan.so.1")
         path = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}"
         environment = {**os.environ, "MEMPLAN_VULKAN": _loader(), "LD_LIBRARY_PATH": path}
-        while first < len(cases):
-            command = [sys.executable, __file__, "--out", ".", "--child", str(first)]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True)
-            for line in done.stdout.splitlines():
-                index, result = json.loads(line)
-                first = index + 1
-                if result is not None:
-                    results[index] = result
-            if done.returncode:
-                specs = {"inputs": _given(cases[first - 1]), "outputs": [[1, []]]}
-                results[first - 1] = {**specs, "said": "it ends the process"}
+        results = told([__file__, "--out", ".", "--child"], environment)
+    for index, result in results.items():
+        if DIED in result:
+            specs = {"inputs": _given(cases[index]), "outputs": [[1, []]]}
+            results[index] = {**specs, "said": "it ends the process"}
     ort.register_execution_provider_library("webgpu", plugin.get_library_path())
     registry = state.get_registered_ep_kernel_defs(OWN)
     known = {f"{kernel.domain}:{kernel.op_name}" for kernel in registry}

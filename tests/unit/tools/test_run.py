@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -112,6 +113,21 @@ def test_a_new_runtime_is_told_by_what_changed(monkeypatch: pytest.MonkeyPatch) 
     added = tool.same_on(table, "onnxruntime 9.9")
     assert not list(tool.changes("cpu.json", table, added))
     assert added["same_on"][-1] == "onnxruntime 9.9"
+
+
+def test_a_case_that_ends_its_process_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = load("probe_ort/children.py", monkeypatch)
+    script = tmp_path / "child.py"
+    script.write_text(
+        "import os, sys; from children import tell\n"
+        "look = lambda case: os._exit(7) if case == 'b' else case if case != 'd' else None\n"
+        "tell([(k, c) for k, c in enumerate('abcde') if k >= int(sys.argv[1])], look)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tools" / "probe_ort")}
+    found = tool.told([str(script)], environment)
+    assert found == {0: "a", 1: {"died": 7}, 2: "c", 4: "e"}
 
 
 # --- Pictures -------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from onnx import helper, numpy_helper
 
 from helpers.chunking import Array
@@ -88,15 +87,6 @@ def as_model(graph: onnx.GraphProto) -> onnx.ModelProto:
     """A graph with the operators of ONNX and of the runtime."""
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
-
-
-def session(model: onnx.ModelProto) -> ort.InferenceSession:
-    """A session that fuses nothing and says nothing of what it cannot run."""
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    return ort.InferenceSession(model.SerializeToString(), options)
 
 
 X = floats(4, 6, 8)

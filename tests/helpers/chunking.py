@@ -120,18 +120,9 @@ def member_names(state: State, region: Region) -> str:
 
 def runs(model: OpenModel | onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
     """What a model gives on ONNX Runtime, unoptimized, by output."""
-    import onnxruntime
+    from helpers.sessions import RAW, outputs
 
-    proto = model.prepared.proto if isinstance(model, OpenModel) else model
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(
-        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    names = [value.name for value in session.get_outputs()]
-    return dict(zip(names, session.run(None, dict(feeds)), strict=True))
+    return outputs(model.prepared.proto if isinstance(model, OpenModel) else model, feeds, RAW)
 
 
 def drawn(model: OpenModel, seed: int = 0, classes: int = 2) -> dict[str, Array]:

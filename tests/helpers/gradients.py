@@ -119,15 +119,9 @@ def reference(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, A
 
 def runtime(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
     """All outputs by ONNX Runtime on the CPU, as anyone would run the file."""
-    import onnxruntime
+    from helpers.sessions import outputs
 
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4  # what fails raises
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    names = [value.name for value in session.get_outputs()]
-    return dict(zip(names, session.run(None, dict(feeds)), strict=True))
+    return outputs(model, feeds, threads=0)
 
 
 def check(

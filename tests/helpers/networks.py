@@ -6,15 +6,13 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from onnx import numpy_helper
 
+from helpers.sessions import session
 from memplan import GradOptions, grad
-from memplan.runtime.session_options import session_options
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20]>\n'
 _LOSS = 'loss = SoftmaxCrossEntropyLoss<reduction = "mean">(logits, labels)'
@@ -207,15 +205,11 @@ def plain_loop(
 ) -> tuple[list[float], dict[str, np.ndarray]]:
     """Losses and the last state of a loop that feeds everything and fetches everything, as anyone
     would write it: one thread, a tuned session."""
-    options = session_options("tuned")
-    options.intra_op_num_threads = 1
-    session: Any = ort.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    names = [output.name for output in session.get_outputs()]
+    opened = session(model, "tuned")
+    names = [output.name for output in opened.get_outputs()]
     values, losses = dict(state), []
     for batch in data:
-        found = dict(zip(names, session.run(names, {**values, **batch}), strict=True))
+        found = dict(zip(names, opened.run(names, {**values, **batch}), strict=True))
         losses.append(float(np.asarray(found[loss]).reshape(-1)[0]))
         values.update({given: found[output] for output, given in pairs.items()})
     return losses, values

@@ -109,24 +109,20 @@ def trained(
     capture: memplan.Capture, batches: Sequence[Sequence[Tensor]]
 ) -> tuple[list[float], dict[str, Any]]:
     """Losses of a training that feeds new values back, and the last state."""
-    import onnxruntime
+    from helpers.sessions import session
 
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(
-        capture.model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    names = [value.name for value in session.get_outputs()]
+    opened = session(capture.model, threads=0)
+    names = [value.name for value in opened.get_outputs()]
     states = set(capture.contract.named(Role.OPTIMIZER_STATE))
     state: dict[str, Any] = {
         value.name: np.zeros(value.shape, np.float32)
-        for value in session.get_inputs()
+        for value in opened.get_inputs()
         if value.name in states
     }
     losses = []
     for batch in batches:
         feeds = {name: t.numpy() for name, t in zip(capture.batch, batch, strict=True)}
-        found = dict(zip(names, session.run(names, {**state, **feeds}), strict=True))
+        found = dict(zip(names, opened.run(names, {**state, **feeds}), strict=True))
         losses.append(float(found["loss"]))
         state = {old: found[new] for new, old in capture.contract.new_values.items()}
     return losses, state

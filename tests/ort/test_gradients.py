@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 
 import memplan
+from helpers.gradients import runtime
 from helpers.graphs import parse
 from helpers.models import SHARED
 from memplan.api.analysis import analyze_open
@@ -87,9 +87,7 @@ def test_gradients_of_pytorch(name: str) -> None:
     wrt = [key.removeprefix("g:") for key in known if key.startswith("g:")]
     feeds = {key.removeprefix("in:"): known[key] for key in known if key.startswith("in:")}
     trained = memplan.gradients(path, "loss", wrt)
-    session = ort.InferenceSession(trained.SerializeToString(), providers=["CPUExecutionProvider"])
-    names = [value.name for value in session.get_outputs()]
-    found = dict(zip(names, session.run(None, feeds), strict=True))
+    found = runtime(trained, feeds)
     np.testing.assert_allclose(found["loss"], known["loss"], rtol=1e-5)
     for x in wrt:
         wanted = known[f"g:{x}"]

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
 
+from helpers.sessions import session
 from memplan.ops.book import BOOK, operator
-from memplan.runtime.session_options import session_options
 
 pytestmark = pytest.mark.ort
 
@@ -37,14 +36,8 @@ def numbers(shape: tuple[int, ...], dtype: Any, seed: int) -> Array:
     return x
 
 
-def session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
-    options = session_options("tuned")
-    options.intra_op_num_threads = threads
-    return ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
-
-
 def run(model: onnx.ModelProto, feeds: Mapping[str, Array], threads: int) -> list[bytes]:
-    opened = session(model, threads)
+    opened = session(model, "tuned", threads)
     names = {value.name for value in opened.get_inputs()}
     given = {name: value for name, value in feeds.items() if name in names}
     return [np.asarray(value).tobytes() for value in opened.run(None, given)]
@@ -260,7 +253,7 @@ def in_rows(
         return model_of([node], feeds, {"o": FLOAT}, w if constant else {})
 
     whole = run(product(x), {"x": x, **w}, threads)[0]
-    few = session(product(x[:rows]), threads)
+    few = session(product(x[:rows]), "tuned", threads)
     given = {} if constant else w
     parts = [few.run(None, {"x": x[k * rows : (k + 1) * rows], **given}) for k in range(steps)]
     return whole == b"".join(np.asarray(part[0]).tobytes() for part in parts)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
 from helpers.effort import tries
 from helpers.graphs import parse
+from helpers.sessions import session
 from helpers.state_graphs import feeds, state_step
 from memplan import RewriteOptions, ValidateOptions, analyze, rewrite, validate
 from memplan.api.state_modes import bindings, settled
@@ -21,7 +21,6 @@ from memplan.errors import InfeasibleError
 from memplan.ops.book import BOOK
 from memplan.runtime.bound import run_bound
 from memplan.runtime.messages import RunRequest
-from memplan.runtime.session_options import session_options
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.session import session_kind
@@ -36,19 +35,13 @@ def _opened(model: onnx.ModelProto) -> OpenModel:
     return settled(opened(prepare(model, Path("model.onnx"), {})), TUNED, ("in-place",))
 
 
-def _session(model: onnx.ModelProto) -> ort.InferenceSession:
-    options = session_options("tuned")
-    options.intra_op_num_threads = 1
-    return ort.InferenceSession(model.SerializeToString(), options)
-
-
 def _fed(model: onnx.ModelProto, given: Mapping[str, np.ndarray], steps: int) -> list[np.ndarray]:
     """All outputs of some steps of a plain loop: new values are fed back."""
-    session, values = _session(model), dict(given)
-    names = [output.name for output in session.get_outputs()]
+    runner, values = session(model, "tuned"), dict(given)
+    names = [output.name for output in runner.get_outputs()]
     found: list[np.ndarray] = []
     for _ in range(steps):
-        result = dict(zip(names, session.run(names, values), strict=True))
+        result = dict(zip(names, runner.run(names, values), strict=True))
         values.update({k.removesuffix("_new"): v for k, v in result.items() if k.endswith("_new")})
         found += result.values()
     return found
@@ -58,11 +51,11 @@ def _bound(model: onnx.ModelProto, given: Mapping[str, np.ndarray], steps: int) 
     """The same with state bound where memplan says it may be."""
     in_place, second = bindings(_opened(model).graph)
     request = RunRequest(in_place=in_place, second=second)
-    session, values = _session(model), dict(given)
-    names = [output.name for output in session.get_outputs()]
+    runner, values = session(model, "tuned"), dict(given)
+    names = [output.name for output in runner.get_outputs()]
     found: list[np.ndarray] = []
     for _ in range(steps):
-        result = dict(zip(names, run_bound(session, values, request), strict=True))
+        result = dict(zip(names, run_bound(runner, values, request), strict=True))
         values.update({k.removesuffix("_new"): v for k, v in result.items() if k.endswith("_new")})
         found += result.values()
     return found
@@ -85,7 +78,7 @@ def test_scalars_stay_scalars_in_a_run_with_bound_state() -> None:
         " { r = Mul(lr, lr) w_new = Mul(w, lr) }"
     )
     given = {"lr": np.asarray(2, np.float32), "w": np.ones(3, np.float32)}
-    found = run_bound(_session(model), given, RunRequest(in_place={"w_new": "w"}))
+    found = run_bound(session(model, "tuned"), given, RunRequest(in_place={"w_new": "w"}))
     assert [output.shape for output in found] == [(), (3,)]
 
 
@@ -157,6 +150,6 @@ def test_every_listed_kernel_may_write_over_what_it_reads(key: str, other: tuple
         for name in given.keys() - used.keys():
             graph_input = next(v for v in model.graph.input if v.name == name)
             model.graph.input.remove(graph_input)
-        session = _session(model)
+        runner = session(model, "tuned")
         request = RunRequest(in_place={"x_new": "x"})
-        assert _same_bits(session.run(None, used), run_bound(session, used, request))
+        assert _same_bits(runner.run(None, used), run_bound(runner, used, request))

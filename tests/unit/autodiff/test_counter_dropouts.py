@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 from helpers.graphs import parse
+from helpers.sessions import session
 from memplan.api.grad.differentiate import grad
 from memplan.api.grad.training_graph import GradOptions
 from memplan.autodiff.counter_dropouts import Counted, CounterDropout, from_counter, parse_dropout
@@ -37,19 +37,10 @@ def two_sites(shape: Sequence[object] = SHAPE, ratio: float = RATE) -> onnx.Mode
     return inferred
 
 
-def opened(model: onnx.ModelProto, threads: int = 1, level: str = "ORT_ENABLE_ALL") -> Any:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = threads, 4
-    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-
-
 def masks(model: onnx.ModelProto, steps: Sequence[int], shape: Sequence[int] = SHAPE) -> Array:
     """Kept elements, by step and site."""
-    session, x = opened(model), np.ones(shape, np.float32)
-    found = [session.run(["m", "n"], {"x": x, "dropout_step": np.array(k)}) for k in steps]
+    runner, x = session(model), np.ones(shape, np.float32)
+    found = [runner.run(["m", "n"], {"x": x, "dropout_step": np.array(k)}) for k in steps]
     return np.array(found)
 
 
@@ -98,7 +89,7 @@ def test_a_mask_is_that_of_the_formula(kept: Array) -> None:
 def test_masks_do_not_depend_on_threads_or_optimizations(kept: Array, level: str) -> None:
     model = from_counter(two_sites(), CounterDropout(7)).model
     x = np.linspace(-1, 1, kept[0, 0].size, dtype=np.float32).reshape(SHAPE)
-    y, m, n = opened(model, 3, level).run(["y", "m", "n"], {"x": x, "dropout_step": np.array(2)})
+    y, m, n = session(model, level, 3).run(["y", "m", "n"], {"x": x, "dropout_step": np.array(2)})
     assert np.array_equal([m, n], kept[1])
     scale = np.float32(1 / (1 - RATE))
     assert np.array_equal(y, np.where(n, np.where(m, x, 0) * scale, 0) * scale)
@@ -251,7 +242,7 @@ def test_forward_and_backward_read_one_mask() -> None:
     assert made.as_json()["counted_masks"] == 1
     (mask,) = counter_masks(made.model.graph)
     made.model.graph.output.add(name=mask)
-    loss, dw, kept, then = opened(made.model).run(
+    loss, dw, kept, then = session(made.model).run(
         ["loss", "w_grad", mask, "dropout_step_new"], {"x": x, "w": w, "dropout_step": np.array(4)}
     )
     h = np.where(kept, x @ w, 0) * 2

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
 from helpers.graphs import parse
+from helpers.sessions import session
 from memplan.autodiff.finished_graph import finished
 from memplan.ops.float_types import unsupported_kernels
 from memplan.ops.sharp_edges import sharp_edges
@@ -36,9 +36,6 @@ GRAPHS = {
 
 def run(model: onnx.ModelProto, level: str) -> list[np.ndarray]:
     """The outputs at a level of optimization, for negative numbers."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
     rng, feeds = np.random.default_rng(0), {}
     for value in model.graph.input:
         tensor = value.type.tensor_type
@@ -46,10 +43,7 @@ def run(model: onnx.ModelProto, level: str) -> list[np.ndarray]:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
         draw = rng.random(sizes) - 3
         feeds[value.name] = np.ones(sizes, dtype) if dtype.kind in "bi" else draw.astype(dtype)
-    session = ort.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return list(session.run(None, feeds))
+    return list(session(model, level, 0).run(None, feeds))
 
 
 @pytest.mark.ort

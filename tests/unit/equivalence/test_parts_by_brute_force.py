@@ -15,9 +15,10 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from helpers.book_cases import CASES, Case, as_model, session
+from helpers.book_cases import CASES, Case, as_model
 from helpers.chunking import Array
 from helpers.proofs import proof
+from helpers.sessions import RAW, session
 from memplan.ops.book import operator
 from memplan.ops.facets import SUM, WHOLE
 from memplan.ops.instance import Instance
@@ -128,7 +129,7 @@ class _Spec:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_what_is_not_the_whole_is_refused_and_what_the_book_says_is_followed(case: Case) -> None:
-    runner = session(case.model(case.given, sized=False))
+    runner = session(case.model(case.given, sized=False), RAW)
     whole = runner.run(["o0"], case.feeds(case.given))[0]
     kind = helper.make_tensor_value_info(
         "o0", helper.np_dtype_to_tensor_dtype(whole.dtype), whole.shape

@@ -12,8 +12,9 @@ import onnx.defs
 import pytest
 from onnx import helper
 
-from helpers.book_cases import CASES, Case, session
+from helpers.book_cases import CASES, Case
 from helpers.chunking import Array, runs
+from helpers.sessions import RAW, session
 from memplan.ir.graph import ABSENT
 from memplan.ops.book import BOOK, FAMILIES
 from memplan.ops.facets import SUM, WHOLE, Use
@@ -53,7 +54,7 @@ def test_the_chunks_of_every_use_are_the_whole(case: Case) -> None:
     assert sum(use.sums for use in every) == case.sums
     for use in every:
         halves = [chunk(case, use, whole[0].shape, place) for place in (0, 1)]
-        made = [session(case.model(half)).run(None, case.feeds(half)) for half in halves]
+        made = [session(case.model(half), RAW).run(None, case.feeds(half)) for half in halves]
         for slot, axis in enumerate(use.makes):
             assert model.graph.nodes[0].outputs[slot] != ABSENT
             parts = [outputs[slot] for outputs in made]

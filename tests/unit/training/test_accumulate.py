@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 
 from helpers.networks import FAMILIES, batches, training_step
+from helpers.sessions import session
 from memplan import AccumulatingTrainer, GradOptions, grad
 from memplan.errors import ModelError, UsageError
 from memplan.proto.metadata import unseal
-from memplan.runtime.session_options import session_options
 
 pytestmark = pytest.mark.ort
 
@@ -36,18 +35,16 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return written("mlp", tmp_path_factory.mktemp("mlp"))
 
 
-def session(model: onnx.ModelProto) -> ort.InferenceSession:
+def opened(model: onnx.ModelProto) -> Any:
     plain = any(item.key == "memplan.session" for item in model.metadata_props)
-    options = session_options("default" if plain else "tuned")
-    options.intra_op_num_threads = 1
-    return ort.InferenceSession(model.SerializeToString(), options)
+    return session(model, "default" if plain else "tuned")
 
 
 def by_hand(
     files: Files, trainer: AccumulatingTrainer, groups: list[list[Any]]
 ) -> tuple[list[float], dict[str, np.ndarray]]:
     """Sums in NumPy, and every value fed and fetched."""
-    step, update = (session(model) for model in files)
+    step, update = (opened(model) for model in files)
     state, losses = trainer.state_dict(), []
     contract = trainer.trainers[1].file.contract
     for group in groups:

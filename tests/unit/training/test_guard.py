@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
-import onnxruntime as ort
 import pytest
 
 from helpers.graphs import parse
+from helpers.sessions import RAW, session
 from memplan.training.guard import with_guard, with_loss_before
 
 pytestmark = pytest.mark.ort
@@ -21,13 +20,6 @@ PAIRS = {"w_new": "w", "n_new": "n"}
 GOOD = np.asarray([1, 2, 3, 4], np.float32)
 
 
-def session(model: onnx.ModelProto) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    return ort.InferenceSession(model.SerializeToString(), options)
-
-
 def feeds(x: np.ndarray) -> dict[str, np.ndarray]:
     return {"w": np.full(4, 7, np.float32), "x": x, "n": np.asarray(3)}
 
@@ -37,8 +29,8 @@ def test_a_finite_loss_passes() -> None:
     guarded = with_guard(model, "loss", PAIRS)
     assert guarded is not None
     assert guarded.covered == set(PAIRS)
-    wanted = session(model).run(None, feeds(GOOD))
-    found = session(guarded.model).run(None, feeds(GOOD))
+    wanted = session(model, RAW).run(None, feeds(GOOD))
+    found = session(guarded.model, RAW).run(None, feeds(GOOD))
     for first, second in zip(wanted, found, strict=True):
         assert first.tobytes() == second.tobytes()
 
@@ -50,7 +42,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(bad: float) -> None:
     x = GOOD.copy()
     x[1] = bad
     with pytest.raises(Exception, match=f"'{guarded.node}'"):
-        session(guarded.model).run(None, feeds(x))
+        session(guarded.model, RAW).run(None, feeds(x))
 
 
 def test_the_guard_stands_where_the_fewest_bytes_are_in_use() -> None:
@@ -103,7 +95,7 @@ def test_names_of_the_graph_are_not_taken() -> None:
     assert guarded is not None
     made = [name for node in guarded.model.graph.node for name in node.output]
     assert len(made) == len(set(made))
-    session(guarded.model).run(None, feeds(GOOD))
+    session(guarded.model, RAW).run(None, feeds(GOOD))
 
 
 def test_a_late_loss_is_made_before_what_is_written_in_place() -> None:
@@ -119,7 +111,7 @@ def test_a_late_loss_is_made_before_what_is_written_in_place() -> None:
     assert with_loss_before(model, "loss", {}) is model
     feeds = {"w": GOOD, "x": np.full(4, 2, np.float32)}
     for first, second in zip(
-        session(model).run(None, feeds), session(moved).run(None, feeds), strict=True
+        session(model, RAW).run(None, feeds), session(moved, RAW).run(None, feeds), strict=True
     ):
         assert first.tobytes() == second.tobytes()
 

@@ -7,6 +7,7 @@ Both run in float64 (float32 where ONNX Runtime has no float64 kernel). PyTorch 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -26,57 +27,47 @@ Made = tuple[onnx.ModelProto, dict[str, Array]]
 TOLERANCES = {np.float64: 1e-12, np.float32: 1e-5}
 
 
-def ours(made: Made, dy: Array, y: str = "y0") -> dict[str, Array]:
+def ours(made: Made, dy: Array) -> dict[str, Array]:
     """Gradients of Σ y·dy by all float inputs, as the generated graph has them on ONNX Runtime."""
     model, feeds = made
-    trained = build_gradients(model, Request((y,), tuple(feeds), ("dy",)))
+    trained = build_gradients(model, Request(("y0",), tuple(feeds), ("dy",)))
     onnx.checker.check_model(trained, full_check=True)
     return runtime(trained, {**feeds, "dy": dy})
 
 
-def theirs(function: Callable[..., Any], feeds: Mapping[str, Array], dy: Array) -> dict[str, Array]:
-    """The same by PyTorch."""
+def theirs(
+    function: Callable[..., Any], feeds: Mapping[str, Array], dy: Array | None = None
+) -> tuple[Array, dict[str, Array]]:
+    """``dy`` (default: no two elements alike, none 0), and the same gradients by PyTorch."""
     given = [torch.tensor(array, requires_grad=True) for array in feeds.values()]
     result = function(*given)
-    assert tuple(result.shape) == dy.shape, (result.shape, dy.shape)
+    if dy is None:
+        dy = np.arange(1, 1 + result.numel()).reshape(result.shape) / 4
+    dy = np.asarray(dy, next(iter(feeds.values())).dtype)
     (result * torch.tensor(dy)).sum().backward()
     zeros = [torch.zeros_like(g) if g.grad is None else g.grad for g in given]
-    return {name: grad.numpy() for name, grad in zip(feeds, zeros, strict=True)}
+    return dy, {name: grad.numpy() for name, grad in zip(feeds, zeros, strict=True)}
 
 
-def seeds(shape: tuple[int, ...], dtype: type = np.float64) -> Array:
-    """Gradients of the output, none 0 and none like another."""
-    return np.asarray(np.arange(1, 1 + int(np.prod(shape))).reshape(shape) / 4, dtype)
-
-
-def same(made: Made, function: Callable[..., Any], shape: tuple[int, ...]) -> None:
-    """Assert that both have the same gradients by every float input, all finite."""
-    feeds = made[1]
-    kind = next(iter(feeds.values())).dtype.type
-    dy = seeds(shape, kind)
-    found, wanted = ours(made, dy), theirs(function, feeds, dy)
+def same(made: Made, function: Callable[..., Any]) -> None:
+    """Assert that both have the same gradients by every float input."""
+    dy, wanted = theirs(function, made[1])
+    found, tolerance = ours(made, dy), TOLERANCES[dy.dtype.type]
     for name, grad in wanted.items():
         mine = found[f"{name}_grad"]
         assert mine.shape == grad.shape
-        np.testing.assert_allclose(mine, grad, rtol=TOLERANCES[kind], atol=TOLERANCES[kind])
+        np.testing.assert_allclose(mine, grad, rtol=tolerance, atol=tolerance)
 
 
-def narrow(made: Made) -> Made:
-    """The same model and inputs in float32."""
-    model, feeds = made
-    return in_float32(model), {name: array.astype(np.float32) for name, array in feeds.items()}
-
+# --- one operator each --------------------------------------------------------------------------
 
 KINKED = np.asarray([[-4.0, -3.0, -1.0, -0.5, -0.0], [0.0, 0.5, 1.0, 3.0, 4.0]])
-SHAPE = KINKED.shape
 SMALL = 1e-30
-"""Beside a kink."""
-
-
-UNARY: dict[str, tuple[Mapping[str, Any], Callable[[Any], Any]]] = {
+BESIDE = np.asarray([[-SMALL, SMALL, 1 - 1e-6], [3 - 1e-6, 3 + 1e-6, -3 + 1e-6]])
+SATURATED = np.asarray([[-1000.0, -88.0, -40.0], [40.0, 88.0, 1000.0]])
+ACTIVATIONS: dict[str, tuple[dict[str, Any], Callable[[Any], Any]]] = {
     "Relu": ({}, torch.relu),
     "Abs": ({}, torch.abs),
-    "Sign": ({}, torch.sign),
     "LeakyRelu": ({"alpha": 0.125}, lambda x: F.leaky_relu(x, 0.125)),
     "Elu": ({"alpha": 0.5}, lambda x: F.elu(x, 0.5)),
     "HardSwish": ({}, F.hardswish),
@@ -87,275 +78,251 @@ UNARY: dict[str, tuple[Mapping[str, Any], Callable[[Any], Any]]] = {
     "Softplus": ({}, F.softplus),
     "Gelu": ({}, F.gelu),
     "Mish": ({}, F.mish),
-    "Floor": ({}, torch.floor),
-    "Round": ({}, torch.round),
+}
+SMOOTH = ("Sigmoid", "Tanh", "Softplus", "Gelu", "Mish", "Softsign", "HardSwish", "Elu")
+
+
+class Case:
+    """A node and the function of PyTorch that has its gradients.
+
+    ``narrow``: in float32; ``frozen``: inputs that are initializers.
+    """
+
+    def __init__(
+        self,
+        op: str,
+        function: Callable[..., Any],
+        *inputs: object,
+        narrow: bool = False,
+        frozen: tuple[str, ...] = (),
+        **more: Any,
+    ) -> None:
+        self.op, self.function, self.inputs = op, function, inputs
+        self.narrow, self.frozen, self.more = narrow, frozen, more
+
+    def made(self) -> Made:
+        """The model and its inputs."""
+        inputs = [None if given is None else np.asarray(given) for given in self.inputs]
+        model, feeds = single(self.op, *inputs, **self.more)
+        if self.narrow:
+            model = in_float32(model)
+            feeds = {name: array.astype(np.float32) for name, array in feeds.items()}
+        return freeze((model, feeds), *self.frozen) if self.frozen else (model, feeds)
+
+
+def activation(op: str, x: Array) -> Case:
+    """In float32: ONNX Runtime has few of them in float64."""
+    attributes, function = ACTIVATIONS[op]
+    return Case(op, function, x, narrow=True, opset=22, **attributes)
+
+
+TIED = [
+    [[1.0, 2.0, 3.0, -0.0], [4.0, 4.0, -5.0, 0.0]],
+    [[1.0, 1.0, 3.0, 0.0], [4.0, 5.0, -5.0, -0.0]],
+]
+THREE = [[1.0, 2.0, 0.0, 2.0], [1.0, 1.0, 0.0, 2.0], [1.0, 2.0, 0.0, 1.0]]
+ROWS = np.asarray([[1.0, 3.0, 3.0, 1.0], [2.0, 2.0, 2.0, 2.0], [-0.0, 0.0, 5.0, -5.0]])
+HALF_ZERO = np.asarray([[0.0, -0.0, 0.0], [0.0, 3.0, -4.0]])
+BASES = [[0.0, 2.0, 4.0], [0.0, 1.0, 0.5]]
+LARGE = [[0.0, 0.0, 0.0], [80.0, -80.0, 80.0]]
+EXTREMES = {"Max": (torch.maximum, torch.amax), "Min": (torch.minimum, torch.amin)}
+CHOSEN = np.asarray([[True, False], [False, True]])
+PLACES, INDEX = np.asarray([1, 1, 0, -1, 1]), np.asarray([[0, 0, 4], [4, 4, 4]])
+PAIRS = np.asarray([[0, 0], [0, 0], [1, 4]])
+IMAGE = [[[[1.0, 1, 0, 0], [1, 1, 0, 0], [2, 2, 3, 3], [2, 2, 3, 2]]]]
+ONES = np.ones((2, 2, 2, 2)) * np.asarray([2.0, -1.0]).reshape(1, 2, 1, 1)
+LOGITS = [[1.0, 2.0, 3.0], [0.0, 0.0, 0.0], [500.0, -500.0, 0.0], [1.0, 0.0, 0.0]]
+LABELS = np.asarray([2, -100, 0, 1])
+
+CASES = {
+    **{f"{op} at kinks": activation(op, KINKED) for op in ACTIVATIONS},
+    **{f"{op} beside kinks": activation(op, BESIDE) for op in ACTIVATIONS},
+    **{f"{op} saturated": activation(op, SATURATED) for op in SMOOTH},
+    # PyTorch's has the slope 1/6; ONNX's default is 0.2.
+    "HardSigmoid": Case("HardSigmoid", F.hardsigmoid, KINKED, narrow=True, alpha=1 / 6, beta=0.5),
+    "PRelu": Case("PRelu", F.prelu, KINKED, [0.25], narrow=True),
+    "Clip by bounds that are learnt": Case(  # between and beyond the bounds
+        "Clip",
+        lambda v, low, high: torch.minimum(torch.maximum(v, low), high),
+        *([[-4.0, -1.5, 0.0], [0.5, 0.75, 2.0]], -1.0, 1.0),
+    ),
+    **{f"{op} of two": Case(op, two, *TIED) for op, (two, _) in EXTREMES.items()},
+    # Shared evenly, as along an axis.
+    **{
+        f"{op} of three": Case(op, lambda *given, f=f: f(torch.stack(given), 0), *THREE)
+        for op, (_, f) in EXTREMES.items()
+    },
+    **{
+        f"Reduce{op} {axes}": Case(
+            f"Reduce{op}", lambda v, f=f, axes=axes: f(v, axes), ROWS, axes, keepdims=0
+        )
+        for (op, (_, f)), axes in product(EXTREMES.items(), [(1,), (0,), (0, 1)])
+    },
+    **{
+        f"ReduceL{order} {axes} {name}": Case(
+            f"ReduceL{order}",
+            lambda v, order=order, axes=axes: torch.linalg.vector_norm(v, order, axes),
+            *(x, axes),
+            keepdims=0,
+        )
+        for order, axes, (name, x) in product(
+            [1, 2], [(1,), (0, 1)], [("some zeros", HALF_ZERO), ("zeros", HALF_ZERO * 0)]
+        )
+    },
+    "ReduceProd": Case(  # no zero, one and two of them in a row
+        "ReduceProd",
+        lambda v: v.prod(1),
+        *([[1.0, 2.0, 3.0], [0.0, 2.0, 3.0], [0.0, 0.0, 3.0]], [1]),
+        keepdims=0,
+    ),
+    "ReduceLogSumExp": Case(
+        "ReduceLogSumExp", lambda v: torch.logsumexp(v, 1), LARGE, [1], keepdims=0
+    ),
+    "ReduceSumSquare": Case("ReduceSumSquare", lambda v: (v * v).sum(1), LARGE, [1], keepdims=0),
+    "ReduceMean": Case("ReduceMean", lambda v: v.mean(1), LARGE, [1], keepdims=0),
+    **{
+        f"Pow by the number {e}": Case("Pow", lambda v, e=e: v**e, BASES, e, frozen=("x1",))
+        for e in (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
+    },
+    **{
+        f"Pow by a tensor of {e}": Case("Pow", torch.pow, BASES, e)
+        for e in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
+    },
+    # What was not chosen gets 0, even where the chosen gradient is infinite.
+    "Where": Case(
+        "Where",
+        lambda x, y: torch.where(torch.tensor(CHOSEN), x, y),
+        *(CHOSEN, [[1.0, np.inf], [np.nan, 2.0]], [[np.nan, 3.0], [4.0, np.inf]]),
+    ),
+    "Gather of rows": Case("Gather", lambda v: v[torch.tensor(PLACES)], KINKED, PLACES, axis=0),
+    "Gather of columns": Case(
+        "Gather", lambda v: v[:, torch.tensor(PLACES)], KINKED, PLACES, axis=1
+    ),
+    "GatherElements": Case(
+        "GatherElements", lambda v: torch.gather(v, 1, torch.tensor(INDEX)), KINKED, INDEX, axis=1
+    ),
+    "GatherND": Case("GatherND", lambda v: v[PAIRS[:, 0], PAIRS[:, 1]], KINKED, PAIRS),
+    # The first element of a window that has its largest value.
+    **{
+        f"MaxPool by {step}": Case(
+            "MaxPool",
+            lambda v, step=step: F.max_pool2d(v, 2, step),
+            IMAGE,
+            narrow=True,
+            kernel_shape=[2, 2],
+            strides=[step, step],
+        )
+        for step in (1, 2)
+    },
+    "GlobalMaxPool": Case(  # shared evenly
+        "GlobalMaxPool",
+        lambda v: v.amax((2, 3), keepdim=True),
+        [[[[1.0, 3], [3, 0]], [[2, 2], [2, 2]]]],
+        narrow=True,
+    ),
+    "LayerNormalization of constants": Case(  # the variance is 0, and epsilon all that is left
+        "LayerNormalization",
+        lambda v, w, b: F.layer_norm(v, (4,), w, b, 1e-2),
+        [[2.0, 2.0, 2.0, 2.0], [1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 0.0]],
+        *([1.0, 2.0, 3.0, 4.0], [0.0, 1.0, 0.0, 1.0]),
+        narrow=True,
+        axis=-1,
+        epsilon=1e-2,
+    ),
+    "InstanceNormalization of constants": Case(
+        "InstanceNormalization",
+        lambda v, w, b: F.instance_norm(v, weight=w, bias=b, eps=1e-2),
+        *(ONES, [1.0, 2.0], [0.5, -0.5]),
+        narrow=True,
+        epsilon=1e-2,
+    ),
+    **{
+        f"{op} saturated": Case(
+            op,
+            lambda v, f=f: f(v, 1),
+            [[1000.0, -1000.0, 0.0], [0.0, 0.0, 0.0], [-1e4, -1e4, 1e4], [88.0, 89.0, 88.0]],
+            axis=1,
+        )
+        for op, f in (("Softmax", F.softmax), ("LogSoftmax", F.log_softmax))
+    },
+    "Softmax of masked rows": Case(  # -inf as masks have it; a row with one element left
+        "Softmax",
+        lambda v: F.softmax(v, 1),
+        [[0.0, -np.inf, 1.0], [-np.inf, 2.0, -np.inf]],
+        axis=1,
+    ),
+    # Labels that are ignored may lie outside the classes.
+    **{
+        f"{reduction} of losses, weights {weights}": Case(
+            "SoftmaxCrossEntropyLoss",
+            lambda v, how=reduction, w=weights: F.cross_entropy(
+                v,
+                torch.tensor(LABELS),
+                None if w is None else torch.tensor(w),
+                ignore_index=-100,
+                reduction=how,
+            ),
+            *(LOGITS, LABELS, weights),
+            narrow=True,
+            frozen=() if weights is None else ("x2",),
+            ignore_index=-100,
+            reduction=reduction,
+        )
+        for reduction, weights in product(["mean", "sum", "none"], [None, [0.5, 1.0, 2.0]])
+    },
+    "losses of ignored labels alone": Case(
+        "SoftmaxCrossEntropyLoss",
+        lambda v: F.cross_entropy(v, torch.tensor([-1]), ignore_index=-1, reduction="sum"),
+        *([[1.0, 2.0]], [-1]),
+        narrow=True,
+        ignore_index=-1,
+        reduction="sum",
+    ),
 }
 
 
-def unary(op: str, x: Array, attributes: Mapping[str, Any]) -> Made:
-    return narrow(single(op, x, opset=22, **attributes))
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_those_of_pytorch(name: str) -> None:
+    same(CASES[name].made(), CASES[name].function)
 
 
-@pytest.mark.parametrize("op", [op for op in UNARY if op not in ("Sign", "Floor", "Round")])
-def test_kinks_of_activations(op: str) -> None:
-    attributes, function = UNARY[op]
-    same(unary(op, KINKED, attributes), function, SHAPE)
-    beside = np.asarray([[-SMALL, SMALL, 1 - 1e-6], [3 - 1e-6, 3 + 1e-6, -3 + 1e-6]])
-    same(unary(op, beside, attributes), function, beside.shape)
-
-
-def test_hard_sigmoid_at_its_ends() -> None:
-    """PyTorch's has the slope 1/6; ONNX's default is 0.2."""
-    made = unary("HardSigmoid", KINKED, {"alpha": 1 / 6, "beta": 0.5})
-    same(made, F.hardsigmoid, SHAPE)
-
-
-SATURATED = np.asarray([[-1000.0, -88.0, -40.0], [40.0, 88.0, 1000.0]])
+# --- what more is to be said ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "op", ["Sigmoid", "Tanh", "Softplus", "Gelu", "Mish", "Softsign", "HardSwish", "Elu"]
+    ("op", "function"), [("Sign", torch.sign), ("Floor", torch.floor), ("Round", torch.round)]
 )
-def test_saturated_activations(op: str) -> None:
-    attributes, function = UNARY[op]
-    same(unary(op, SATURATED, attributes), function, SATURATED.shape)
-
-
-@pytest.mark.parametrize("op", ["Sign", "Floor", "Round"])
-def test_steps_have_no_gradient(op: str) -> None:
+def test_steps_have_no_gradient(op: str, function: Any) -> None:
     """Beside another use of x, whose gradient is then all there is."""
     nodes = [
         onnx.helper.make_node(op, ["x0"], ["s"]),
         onnx.helper.make_node("Mul", ["s", "x0"], ["y0"]),
     ]
     made = model_of(nodes, {"x0": KINKED}, {"y0": onnx.TensorProto.DOUBLE})
-    same(made, lambda x: UNARY[op][1](x) * x, SHAPE)
-
-
-def test_prelu_at_zero() -> None:
-    slope = np.asarray([0.25])
-    same(narrow(single("PRelu", KINKED, slope)), F.prelu, SHAPE)
+    same(made, lambda x: function(x) * x)
 
 
 def test_clip_at_its_bounds() -> None:
     """0, as PyTorch's hardtanh and relu6 have it, and its clamp since 2.14; before, that has 1."""
-    made, dy = single("Clip", KINKED, np.asarray(-1.0), np.asarray(1.0)), seeds(SHAPE)
-    wanted = theirs(lambda v: F.hardtanh(v, -1.0, 1.0), {"x0": KINKED}, dy)["x0"]
-    np.testing.assert_array_equal(ours(made, dy)["x0_grad"], wanted)
-
-
-def test_bounds_of_clip_that_are_learnt() -> None:
-    """Between and beyond the bounds."""
-    x = np.asarray([[-4.0, -1.5, 0.0], [0.5, 0.75, 2.0]])
-    same(
-        single("Clip", x, np.asarray(-1.0), np.asarray(1.0)),
-        lambda v, low, high: torch.minimum(torch.maximum(v, low), high),
-        x.shape,
-    )
-
-
-TIED = (
-    np.asarray([[1.0, 2.0, 3.0, -0.0], [4.0, 4.0, -5.0, 0.0]]),
-    np.asarray([[1.0, 1.0, 3.0, 0.0], [4.0, 5.0, -5.0, -0.0]]),
-)
-
-
-@pytest.mark.parametrize(("op", "function"), [("Max", torch.maximum), ("Min", torch.minimum)])
-def test_ties_of_two_inputs(op: str, function: Any) -> None:
-    """Half to each."""
-    same(single(op, *TIED), function, TIED[0].shape)
-
-
-@pytest.mark.parametrize("op", ["Max", "Min"])
-def test_ties_of_three_inputs(op: str) -> None:
-    """Shared evenly, as along an axis."""
-    values = [
-        np.asarray(v) for v in ([1.0, 2.0, 0.0, 2.0], [1.0, 1.0, 0.0, 2.0], [1.0, 2.0, 0.0, 1.0])
-    ]
-    extreme = torch.amax if op == "Max" else torch.amin
-    same(single(op, *values), lambda *given: extreme(torch.stack(given), 0), (4,))
-
-
-def reduced(op: str, x: Array, axes: list[int], keepdims: int = 0) -> Made:
-    return single(op, x, np.asarray(axes), keepdims=keepdims)
-
-
-@pytest.mark.parametrize(("op", "function"), [("ReduceMax", torch.amax), ("ReduceMin", torch.amin)])
-def test_ties_of_extremes(op: str, function: Any) -> None:
-    """Shared evenly, as PyTorch's ``amax`` does."""
-    x = np.asarray([[1.0, 3.0, 3.0, 1.0], [2.0, 2.0, 2.0, 2.0], [-0.0, 0.0, 5.0, -5.0]])
-    for axes, shape in (([1], (3,)), ([0], (4,))):
-        same(reduced(op, x, axes), lambda v, axes=tuple(axes): function(v, axes), shape)
-    same(reduced(op, x, [0, 1]), lambda v: function(v, (0, 1)), ())
-
-
-@pytest.mark.parametrize("axes", [[1], [0, 1]])
-@pytest.mark.parametrize(("op", "order"), [("ReduceL1", 1), ("ReduceL2", 2)])
-def test_norms_of_zeros(op: str, order: int, axes: list[int]) -> None:
-    x = np.asarray([[0.0, -0.0, 0.0], [0.0, 3.0, -4.0]])
-    shape = (2,) if axes == [1] else ()
-    made = reduced(op, x, axes)
-    same(made, lambda v: torch.linalg.vector_norm(v, order, tuple(axes)), shape)
-    zeros = reduced(op, np.zeros((2, 3)), axes)
-    same(zeros, lambda v: torch.linalg.vector_norm(v, order, tuple(axes)), shape)
-
-
-def test_products_with_zeros() -> None:
-    """No zero, one and two of them in a row."""
-    x = np.asarray([[1.0, 2.0, 3.0], [0.0, 2.0, 3.0], [0.0, 0.0, 3.0]])
-    same(reduced("ReduceProd", x, [1]), lambda v: v.prod(1), (3,))
-
-
-@pytest.mark.parametrize("op", ["ReduceLogSumExp", "ReduceSumSquare", "ReduceMean"])
-def test_other_reductions_of_equal_and_large_elements(op: str) -> None:
-    function = {
-        "ReduceLogSumExp": lambda v: torch.logsumexp(v, 1),
-        "ReduceSumSquare": lambda v: (v * v).sum(1),
-        "ReduceMean": lambda v: v.mean(1),
-    }[op]
-    x = np.asarray([[0.0, 0.0, 0.0], [80.0, -80.0, 80.0]])
-    same(reduced(op, x, [1]), function, (2,))
+    dy, wanted = theirs(lambda v: F.hardtanh(v, -1.0, 1.0), {"x0": KINKED})
+    found = ours(single("Clip", KINKED, np.asarray(-1.0), np.asarray(1.0)), dy)
+    np.testing.assert_array_equal(found["x0_grad"], wanted["x0"])
 
 
 def test_square_root_at_zero() -> None:
-    """Infinite on both sides, and not a number for a gradient of 0."""
+    """Infinite on both sides."""
     x = np.asarray([[0.0, 4.0], [0.0, 1.0]])
-    made, dy = single("Sqrt", x), np.asarray([[1.0, 2.0], [-1.0, 3.0]])
-    found = ours(made, dy)["x0_grad"]
-    np.testing.assert_array_equal(found, theirs(torch.sqrt, {"x": x}, dy)["x"])
-
-
-@pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0])
-@pytest.mark.parametrize("frozen", [True, False], ids=["number", "tensor"])
-def test_powers_at_zero(exponent: float, frozen: bool) -> None:
-    x = np.asarray([[0.0, 2.0, 4.0], [0.0, 1.0, 0.5]])
-    e = np.asarray(exponent)
-    made = single("Pow", x, e)
-    if frozen:
-        made = freeze(made, "x1")
-    dy = seeds(x.shape)
-    if frozen and exponent == 0:
-        return  # no gradient at all: nothing depends on x
-    found = ours(made, dy)
-    wanted = (
-        theirs(lambda v: v**exponent, {"x0": x}, dy)
-        if frozen
-        else theirs(torch.pow, {"x0": x, "x1": e}, dy)
-    )
-    for name, grad in wanted.items():
-        np.testing.assert_allclose(found[f"{name}_grad"], grad, rtol=1e-12)
-
-
-def test_where_does_not_mix_its_sides() -> None:
-    """What was not chosen gets 0, even where the chosen gradient is infinite."""
-    chosen = np.asarray([[True, False], [False, True]])
-    a, b = np.asarray([[1.0, np.inf], [np.nan, 2.0]]), np.asarray([[np.nan, 3.0], [4.0, np.inf]])
-    made = single("Where", chosen, a, b)
-    same(made, lambda x, y: torch.where(torch.tensor(chosen), x, y), (2, 2))
-
-
-def test_gathers_of_the_same_element() -> None:
-    x, places = KINKED, np.asarray([1, 1, 0, -1, 1])
-    same(single("Gather", x, places, axis=0), lambda v: v[torch.tensor(places)], (5, 5))
-    same(single("Gather", x, places, axis=1), lambda v: v[:, torch.tensor(places)], (2, 5))
-    index = np.asarray([[0, 0, 4], [4, 4, 4]])
-    same(
-        single("GatherElements", x, index, axis=1),
-        lambda v: torch.gather(v, 1, torch.tensor(index)),
-        (2, 3),
-    )
-    pairs = np.asarray([[0, 0], [0, 0], [1, 4]])
-    same(single("GatherND", x, pairs), lambda v: v[pairs[:, 0], pairs[:, 1]], (3,))
+    dy, wanted = theirs(torch.sqrt, {"x": x}, np.asarray([[1.0, 2.0], [-1.0, 3.0]]))
+    np.testing.assert_array_equal(ours(single("Sqrt", x), dy)["x0_grad"], wanted["x"])
 
 
 def test_top_k_with_ties() -> None:
     """ONNX takes the lower index of equal elements, PyTorch any: by what was taken, both agree."""
     x = np.asarray([[1.0, 3.0, 3.0, 2.0, 3.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
     made = single("TopK", x, np.asarray([2]), outputs=2, out_dtypes=[11, 7], axis=1)
-    dy = seeds((2, 2))
-    model, feeds = made
-    taken = runtime(model, feeds)["y1"]
+    taken = runtime(*made)["y1"]
     np.testing.assert_array_equal(taken, [[1, 2], [0, 1]])
-    found = ours(made, dy)["x0_grad"]
-    wanted = theirs(lambda v: torch.gather(v, 1, torch.tensor(taken)), {"x": x}, dy)["x"]
-    np.testing.assert_array_equal(found, wanted)
-
-
-@pytest.mark.parametrize("strides", [[1, 1], [2, 2]])
-def test_max_pools_with_ties(strides: list[int]) -> None:
-    """The first element of a window that has its largest value."""
-    x = np.asarray([[[[1, 1, 0, 0], [1, 1, 0, 0], [2, 2, 3, 3], [2, 2, 3, 2]]]], np.float64)
-    made = narrow(single("MaxPool", x, kernel_shape=[2, 2], strides=strides))
-    shape = (1, 1, 3, 3) if strides == [1, 1] else (1, 1, 2, 2)
-    same(made, lambda v: F.max_pool2d(v, 2, strides), shape)
-
-
-def test_global_max_pool_shares_evenly() -> None:
-    x = np.asarray([[[[1, 3], [3, 0]], [[2, 2], [2, 2]]]], np.float64)
-    same(narrow(single("GlobalMaxPool", x)), lambda v: v.amax((2, 3), keepdim=True), (1, 2, 1, 1))
-
-
-def test_layer_norm_of_constants() -> None:
-    """The variance is 0, and epsilon all that is left."""
-    x = np.asarray([[2.0, 2.0, 2.0, 2.0], [1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 0.0]])
-    scale, bias = np.asarray([1.0, 2.0, 3.0, 4.0]), np.asarray([0.0, 1.0, 0.0, 1.0])
-    made = narrow(single("LayerNormalization", x, scale, bias, axis=-1, epsilon=1e-2))
-    same(made, lambda v, w, b: F.layer_norm(v, (4,), w, b, 1e-2), (3, 4))
-
-
-def test_batch_and_group_norm_of_constants() -> None:
-    x = np.ones((2, 2, 2, 2)) * np.asarray([2.0, -1.0]).reshape(1, 2, 1, 1)
-    scale, bias = np.asarray([1.0, 2.0]), np.asarray([0.5, -0.5])
-    made = narrow(single("InstanceNormalization", x, scale, bias, epsilon=1e-2))
-    same(made, lambda v, w, b: F.instance_norm(v, weight=w, bias=b, eps=1e-2), (2, 2, 2, 2))
-
-
-@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
-def test_saturated_softmax(op: str) -> None:
-    x = np.asarray([[1000.0, -1000.0, 0.0], [0.0, 0.0, 0.0], [-1e4, -1e4, 1e4], [88.0, 89.0, 88.0]])
-    function = F.softmax if op == "Softmax" else F.log_softmax
-    same(single(op, x, axis=1), lambda v: function(v, 1), x.shape)
-
-
-def test_softmax_of_masked_rows() -> None:
-    """-inf as masks have it; a row with one element left."""
-    x = np.asarray([[0.0, -np.inf, 1.0], [-np.inf, 2.0, -np.inf]])
-    same(single("Softmax", x, axis=1), lambda v: F.softmax(v, 1), x.shape)
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_cross_entropy_that_ignores_labels(reduction: str, weighted: bool) -> None:
-    """Labels that are ignored may lie outside the classes."""
-    x = np.asarray([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0], [500.0, -500.0, 0.0], [1.0, 0.0, 0.0]])
-    labels = np.asarray([2, -100, 0, 1])
-    weights = np.asarray([0.5, 1.0, 2.0]) if weighted else None
-    made = narrow(
-        single(
-            "SoftmaxCrossEntropyLoss", x, labels, weights, ignore_index=-100, reduction=reduction
-        )
-    )
-    if weighted:
-        made = freeze(made, "x2")
-    kept = None if weights is None else torch.tensor(weights, dtype=torch.float32)
-    same(
-        made,
-        lambda v: F.cross_entropy(
-            v, torch.tensor(labels), kept, ignore_index=-100, reduction=reduction
-        ),
-        (4,) if reduction == "none" else (),
-    )
-
-
-def test_cross_entropy_of_ignored_labels_alone() -> None:
-    """A mean over nothing: not a number, and so are the gradients of PyTorch; memplan's too."""
-    x, labels = np.asarray([[1.0, 2.0]]), np.asarray([-1])
-    made = narrow(single("SoftmaxCrossEntropyLoss", x, labels, ignore_index=-1, reduction="sum"))
-    same(
-        made,
-        lambda v: F.cross_entropy(v, torch.tensor(labels), ignore_index=-1, reduction="sum"),
-        (),
-    )
+    same(made, lambda v: torch.gather(v, 1, torch.tensor(taken)))
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.25, 0.75])
@@ -363,12 +330,12 @@ def test_dropout_by_the_mask_that_was_drawn(ratio: float) -> None:
     x, share = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6), np.asarray(ratio, np.float32)
     made = single("Dropout", x, share, np.asarray(True), outputs=2, out_dtypes=[1, 9], seed=5)
     model, feeds = freeze(made, "x1")
-    dy = seeds(x.shape, np.float32)
     trained = build_gradients(model, Request(("y0",), ("x0",), ("dy",)))
+    dy = np.arange(1, 25, dtype=np.float32).reshape(4, 6) / 4
     found = runtime(trained, {**feeds, "dy": dy})
     mask = torch.tensor(found["y1"])
-    wanted = theirs(lambda v: v * mask / (1 - ratio), {"x0": x}, dy)["x0"]
-    np.testing.assert_allclose(found["x0_grad"], wanted, rtol=1e-6)
+    _, wanted = theirs(lambda v: v * mask / (1 - ratio), {"x0": x}, dy)
+    np.testing.assert_allclose(found["x0_grad"], wanted["x0"], rtol=1e-6)
     assert ratio == 0 or 0 < np.mean(found["y1"]) < 1
 
 

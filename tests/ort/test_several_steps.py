@@ -113,25 +113,6 @@ def test_a_gan_in_turns_trains_as_in_pytorch(files: dict[str, Any], in_place: bo
     assert {"d/step", "g/step"} <= state.keys()
 
 
-def test_turns_are_resumed_to_the_bit(files: dict[str, Any], tmp_path: Path) -> None:
-    batches = Pair().batches
-    trainer = memplan.AlternatingTrainer(files, lr={"d": 2e-3}, threads=1)
-    for batch in batches[:3]:
-        both(trainer, batch)
-    trainer.step("d", x=batches[3][0].numpy(), z=batches[3][1].numpy())
-    trainer.save(tmp_path / "run.npz")
-    whole = [both(trainer, batch) for batch in batches[4:7]]
-    for second in (
-        memplan.AlternatingTrainer(files, resume=tmp_path / "run.npz", threads=1),
-        memplan.AlternatingTrainer(files, threads=1),
-    ):
-        assert second.resume(tmp_path / "run.npz") == {"d": 4, "g": 3}
-        assert second["d"].lr == 2e-3
-        assert [both(second, batch) for batch in batches[4:7]] == whole
-    state = trainer.state_dict()
-    assert all((value == state[name]).all() for name, value in second.state_dict().items())
-
-
 def test_what_one_step_trains_is_no_constant_of_another(files: dict[str, Any]) -> None:
     constants = Pair().steps("constants")
     with pytest.raises(UsageError, match="a constant of step 'g'") as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -134,3 +135,12 @@ def test_a_step_that_failed_while_it_wrote_stops_the_others(steps: Any) -> None:
     assert not trainer.is_whole
     trainer.load_state_dict(whole)
     trainer.step("g", z=BATCHES[0]["z"])
+
+
+def test_it_goes_on_where_the_checkpoint_that_it_is_given_was(steps: Any, tmp_path: Path) -> None:
+    trainer = memplan.AlternatingTrainer(steps, threads=1)
+    trainer.step("d", BATCHES[0])
+    trainer.save(tmp_path / "run.npz")
+    second = memplan.AlternatingTrainer(steps, resume=tmp_path / "run.npz", threads=1)
+    assert second.steps == {"d": 1, "g": 0}
+    assert in_turns(second, BATCHES[1]) == in_turns(trainer, BATCHES[1])

@@ -24,22 +24,7 @@ from memplan.units import parse_size
 pytestmark = pytest.mark.e2e
 
 MODEL, COSTS = "model.onnx", "costs.json"
-COSTS_KEYS = {"schema", "fingerprint", "provider", "device", "runs", "dims", "seconds"}
-REPORT_KEYS = {
-    "schema",
-    "model",
-    "provider",
-    "device",
-    "dims",
-    "runs",
-    "kept_runs",
-    "measured_nodes",
-    "measured_seconds",
-    "estimated_seconds",
-    "step_seconds",
-    "by_op",
-    "output",
-}
+
 FAST = ("--runs", "2")
 PLAIN = ("rewrite", MODEL, "--budget", "95%", "--dry-run", "--optimize", "none")
 
@@ -74,7 +59,6 @@ def test_every_node_of_a_sample_model_is_measured(memplan: Memplan, tmp_path: Pa
     assert any(line.strip().startswith("total ") for line in lines)
     assert lines[-1] == f"wrote {COSTS}"
     found = json.loads((tmp_path / COSTS).read_text())
-    assert found.keys() >= COSTS_KEYS
     assert found["fingerprint"] == library.analyze(tmp_path / MODEL, {"N": 2}).fingerprint
     assert (found["provider"], found["runs"], found["dims"]) == ("cpu", 2, {"N": 2})
     assert found["seconds"].keys() == names_of(tmp_path / MODEL, {"N": 2})
@@ -87,7 +71,6 @@ def test_the_report_as_json(inside: Memplan, model: Path, tmp_path: Path) -> Non
     done = inside("profile", MODEL, *FAST, "-o", COSTS, "--format", "json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found.keys() >= REPORT_KEYS
     assert found["schema"] == "memplan.profile/1"
     assert found["measured_nodes"] == found["model"]["nodes"] == 13
     assert found["output"] == COSTS

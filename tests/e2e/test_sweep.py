@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.commands import integers_end_in_bytes, succeeded
+from helpers.commands import succeeded
 from helpers.processes import HANG_SECONDS, as_from_a_terminal, eventually, runs
 from helpers.refusals import assert_harmless, assert_refused
 from helpers.running import Memplan
@@ -49,7 +49,6 @@ def test_json_csv_and_page_say_the_same(inside: Memplan, tmp_path: Path) -> None
     asked = ("sweep", MODEL, "--dim", "N=256", "--budget", "60%,1kB", *QUICK)
     found = json.loads(succeeded(inside(*asked, "--format", "json")))
     assert found["schema"] == "memplan.sweep/1"
-    assert all(map(integers_end_in_bytes, found["points"]))
     text = succeeded(inside(*asked, "--format", "csv"))
     rows = list(csv.DictReader(io.StringIO(text)))
     for point, row in zip(found["points"], rows, strict=True):

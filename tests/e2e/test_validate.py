@@ -16,7 +16,7 @@ import onnx
 import pytest
 
 from helpers import odd_models as odd
-from helpers.commands import integers_end_in_bytes, succeeded
+from helpers.commands import succeeded
 from helpers.graphs import parse
 from helpers.odd_models import saved
 from helpers.processes import HANG_SECONDS, as_from_a_terminal, eventually
@@ -30,36 +30,12 @@ pytestmark = pytest.mark.e2e
 MODEL, OUT = "model.onnx", "model.memplan.onnx"
 
 
-VALIDATION_KEYS = {
-    "schema",
-    "provider",
-    "session",
-    "equality",
-    "max_abs_diff",
-    "original",
-    "rewritten",
-    "budget_bytes",
-    "within_budget",
-    "clones",
-    "surviving_clones",
-    "proved",
-    "equivalence",
-    "draws",
-    "vacuous_outputs",
-    "finding_parts",
-}
-
-
-RUN_KEYS = {"predicted_peak_bytes", "measured_peak_bytes", "seconds_median"}
-
-
 @pytest.mark.ort
 def test_validation_as_json_and_in_words(inside: Memplan, model: Path, tmp_path: Path) -> None:
     arguments = ("rewrite", MODEL, "--budget", "6500", "--optimize", "none", "-q")
     succeeded(inside(*arguments))
     validate = ("validate", MODEL, OUT, "--runs", "1", "--no-plain")
     found = json.loads(succeeded(inside(*validate, "--format", "json")))
-    assert found.keys() >= VALIDATION_KEYS
     assert found["schema"] == "memplan.validation/1"
     assert found["equality"] == "bitwise"
     assert found["max_abs_diff"] == 0
@@ -68,8 +44,6 @@ def test_validation_as_json_and_in_words(inside: Memplan, model: Path, tmp_path:
     assert found["surviving_clones"] == found["clones"]
     for which in ("original", "rewritten"):
         run = found[which]
-        assert run.keys() >= RUN_KEYS
-        assert integers_end_in_bytes(run)
         assert run["measured_peak_bytes"] == run["predicted_peak_bytes"]
     assert succeeded(inside(*validate, "-q", "-o", "verdict.txt")) == ""
     verdict = (tmp_path / "verdict.txt").read_text()

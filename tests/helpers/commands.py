@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from typing import Any
 
 
 def succeeded(done: subprocess.CompletedProcess[str]) -> str:
@@ -11,12 +10,3 @@ def succeeded(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout
-
-
-def integers_end_in_bytes(found: dict[str, Any]) -> bool:
-    """Whether every size is an integer (sizes end in ``_bytes``)."""
-    return all(
-        isinstance(value, int) or value is None
-        for key, value in found.items()
-        if key.endswith("_bytes")
-    )

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import onnx
+import onnx.parser
 from onnx import TensorProto, helper, numpy_helper
 
-FLOAT, INT64, STRING, BOOL = (
-    TensorProto.FLOAT,
-    TensorProto.INT64,
-    TensorProto.STRING,
-    TensorProto.BOOL,
-)
+FLOAT, STRING, BOOL = TensorProto.FLOAT, TensorProto.STRING, TensorProto.BOOL
 BATCH, WIDTH, HIDDEN = 8, 16, 32
-Info = onnx.ValueInfoProto
 
 
-def info(name: str, shape: Sequence[int | str] | None, dtype: int = FLOAT) -> Info:
+def info(
+    name: str, shape: Sequence[int | str | None] | None, dtype: int = FLOAT
+) -> onnx.ValueInfoProto:
     """A typed name."""
     return helper.make_tensor_value_info(name, dtype, shape)
 
@@ -35,66 +33,70 @@ def weights(name: str, *shape: int) -> onnx.TensorProto:
     return constant(name, generator.standard_normal(shape) * 0.1)
 
 
-def model(
-    nodes: Sequence[onnx.NodeProto],
-    inputs: Sequence[Info],
-    outputs: Sequence[Info],
-    initializers: Sequence[onnx.TensorProto] = (),
-    *,
+def training(
     opset: int = 18,
-    functions: Sequence[onnx.FunctionProto] = (),
-    domains: Sequence[str] = (),
-    ir_version: int = 10,
+    *,
+    first: str = "",
+    act: str = "[act] a = Relu (h)",
+    reads: str = "a",
+    last: str = "",
+    inputs: str = "",
+    outputs: str = "",
+    functions: str = "",
+    domain: str = "",
+    without: Collection[str] = (),
+    **more: npt.ArrayLike,
 ) -> onnx.ModelProto:
-    """A model of one graph."""
-    graph = helper.make_graph(nodes, "odd", inputs, outputs, list(initializers))
-    opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(d, 1) for d in domains)]
-    return helper.make_model(
-        graph,
-        opset_imports=opsets,
-        functions=list(functions),
-        ir_version=ir_version,
-        producer_name="tests",
-    )
+    """Forward, loss and backward of a two-layer perceptron, in operators of every opset.
 
-
-def training_nodes() -> list[onnx.NodeProto]:
-    """Forward, loss and backward of a two-layer perceptron, in operators of every opset."""
-    node = helper.make_node
-    return [
-        node("MatMul", ["x", "w1"], ["h"], name="fc1"),
-        node("Relu", ["h"], ["a"], name="act"),
-        node("MatMul", ["a", "w2"], ["y"], name="fc2"),
-        node("ReduceMean", ["y"], ["loss"], name="mean", keepdims=0),
-        node("Transpose", ["w2"], ["w2_t"], name="w2_t", perm=[1, 0]),
-        node("MatMul", ["share", "w2_t"], ["a_grad"], name="fc2_grad_a"),
-        node("Transpose", ["a"], ["a_t"], name="a_t", perm=[1, 0]),
-        node("MatMul", ["a_t", "share"], ["w2_grad"], name="fc2_grad_w"),
-        node("Greater", ["h", "zero"], ["alive"], name="alive"),
-        node("Cast", ["alive"], ["mask"], name="mask", to=FLOAT),
-        node("Mul", ["a_grad", "mask"], ["h_grad"], name="act_grad"),
-        node("Transpose", ["x"], ["x_t"], name="x_t", perm=[1, 0]),
-        node("MatMul", ["x_t", "h_grad"], ["w1_grad"], name="fc1_grad_w"),
-    ]
-
-
-def training_parts() -> tuple[list[Info], list[Info], list[onnx.TensorProto]]:
-    """Inputs, outputs and initializers of :func:`training_nodes`."""
-    inputs = [info("x", [BATCH, WIDTH])]
-    outputs = [info("loss", []), info("w1_grad", [WIDTH, HIDDEN]), info("w2_grad", [HIDDEN, 1])]
+    Args:
+        opset: the version of ONNX's operators.
+        first: nodes in front of the others.
+        act: the activation, and nodes behind it.
+        reads: what the second layer reads.
+        last: nodes behind the others.
+        inputs: graph inputs behind ``x``, as text.
+        outputs: graph outputs behind the gradients, as text.
+        functions: model-local functions.
+        domain: one of operators that are not ONNX's.
+        without: constants that are none.
+        more: constants beside the others.
+    """
+    further = f', "{domain}" : 1' if domain else ""
+    heads = [part for part in ("float[8, 16] x", inputs) if part]
+    results = "float loss, float[16, 32] w1_grad, float[32, 1] w2_grad"
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["" : {opset}{further}], producer_name: "tests">
+        odd ({", ".join(heads)}) => ({", ".join(part for part in (results, outputs) if part)})
+        {{
+            {first}
+            [fc1] h = MatMul (x, w1)
+            {act}
+            [fc2] y = MatMul ({reads}, w2)
+            [mean] loss = ReduceMean <keepdims = 0> (y)
+            [w2_t] w2_t = Transpose <perm = [1, 0]> (w2)
+            [fc2_grad_a] a_grad = MatMul (share, w2_t)
+            [a_t] a_t = Transpose <perm = [1, 0]> (a)
+            [fc2_grad_w] w2_grad = MatMul (a_t, share)
+            [alive] alive = Greater (h, zero)
+            [mask] mask = Cast <to = 1> (alive)
+            [act_grad] h_grad = Mul (a_grad, mask)
+            [x_t] x_t = Transpose <perm = [1, 0]> (x)
+            [fc1_grad_w] w1_grad = MatMul (x_t, h_grad)
+            {last}
+        }}
+        {functions}""")
     given = [
         weights("w1", WIDTH, HIDDEN),
         weights("w2", HIDDEN, 1),
         constant("zero", 0.0),
         constant("share", np.full((BATCH, 1), 1 / BATCH)),
     ]
-    return inputs, outputs, given
-
-
-def training(opset: int = 18) -> onnx.ModelProto:
-    """A whole training step."""
-    inputs, outputs, given = training_parts()
-    return model(training_nodes(), inputs, outputs, given, opset=opset)
+    model.graph.initializer.extend(tensor for tensor in given if tensor.name not in without)
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(value), name) for name, value in more.items()
+    )
+    return model
 
 
 def no_names() -> onnx.ModelProto:
@@ -115,32 +117,27 @@ def doubled_names() -> onnx.ModelProto:
 
 def local_function() -> onnx.ModelProto:
     """The activation is a model-local function."""
-    body = [helper.make_node("Relu", ["v"], ["w"]), helper.make_node("Identity", ["w"], ["u"])]
-    function = helper.make_function(
-        "local", "Act", ["v"], ["u"], body, [helper.make_opsetid("", 18)]
+    return training(
+        act="[act] a = local.Act (h)",
+        domain="local",
+        functions='<domain: "local", opset_import: ["" : 18]> '
+        "Act (v) => (u) { w = Relu (v)  u = Identity (w) }",
     )
-    nodes = training_nodes()
-    nodes[1] = helper.make_node("Act", ["h"], ["a"], domain="local", name="act")
-    inputs, outputs, given = training_parts()
-    return model(nodes, inputs, outputs, given, functions=[function], domains=["local"])
 
 
 def constant_nodes() -> onnx.ModelProto:
     """Constants as nodes, with tensor and with plain attributes."""
-    inputs, outputs, given = training_parts()
-    share = next(tensor for tensor in given if tensor.name == "share")
-    nodes = [
-        helper.make_node("Constant", [], ["zero"], value_float=0.0),
-        helper.make_node("Constant", [], ["share"], value=share),
-        *training_nodes(),
-    ]
-    return model(nodes, inputs, outputs, [t for t in given if t.name in ("w1", "w2")])
+    eighths = ", ".join(["0.125"] * BATCH)
+    return training(
+        first="zero = Constant <value_float = 0.0> () "
+        f"share = Constant <value = float[8, 1] {{{eighths}}}> ()",
+        without=("zero", "share"),
+    )
 
 
 def sparse_initializer() -> onnx.ModelProto:
     """One weight is sparse."""
-    inputs, outputs, given = training_parts()
-    result = model(training_nodes(), inputs, outputs, [t for t in given if t.name != "w2"])
+    result = training(without=["w2"])
     values, indices = constant("w2", [0.5, -0.5]), constant("places", [3, 17], np.int64)
     result.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [HIDDEN, 1]))
     return result
@@ -148,194 +145,139 @@ def sparse_initializer() -> onnx.ModelProto:
 
 def conditional() -> onnx.ModelProto:
     """An If whose branches read tensors of the graph around them."""
-    shape = [BATCH, HIDDEN]
-    branches = {
-        "then_branch": helper.make_graph(
-            [helper.make_node("Mul", ["a", "h"], ["more"])], "then", [], [info("more", shape)]
-        ),
-        "else_branch": helper.make_graph(
-            [helper.make_node("Neg", ["a"], ["less"])], "else", [], [info("less", shape)]
-        ),
-    }
-    nodes = training_nodes()
-    nodes.insert(2, helper.make_node("If", ["flag"], ["picked"], name="pick", **branches))
-    nodes[3].input[0] = "picked"
-    inputs, outputs, given = training_parts()
-    return model(nodes, [*inputs, info("flag", [], BOOL)], outputs, given)
+    return training(
+        act="[act] a = Relu (h) [pick] picked = If (flag) <"
+        "else_branch = else () => (float[8, 32] less) { less = Neg (a) }, "
+        "then_branch = then () => (float[8, 32] more) { more = Mul (a, h) }>",
+        reads="picked",
+        inputs="bool flag",
+    )
 
 
 def loop(trips: int = 3, *, as_node: bool = False, stacked: bool = True) -> onnx.ModelProto:
     """A Loop that reads an outer tensor, carries a state and stacks an output."""
-    shape = [BATCH, HIDDEN]
-    body = helper.make_graph(
-        [
-            helper.make_node("Identity", ["on"], ["still_on"]),
-            helper.make_node("Add", ["state", "a"], ["next_state"]),
-            helper.make_node("Tanh", ["next_state"], ["seen"]),
-        ],
-        "body",
-        [info("step", [], INT64), info("on", [], BOOL), info("state", shape)],
-        [info("still_on", [], BOOL), info("next_state", shape)] + [info("seen", shape)] * stacked,
+    also = ", float[8, 32] seen" if stacked else ""
+    count = {} if as_node else {"trips": np.int64(trips)}
+    return training(
+        first=f"trips = Constant <value = int64 {{{trips}}}> ()" if as_node else "",
+        act=f"""[act] a = Relu (h) [loop] last{", all_seen" if stacked else ""} =
+        Loop (trips, go, h) <body = body (int64 step, bool on, float[8, 32] state)
+            => (bool still_on, float[8, 32] next_state{also}) {{
+                still_on = Identity (on)
+                next_state = Add (state, a)
+                seen = Tanh (next_state)
+            }}>""",
+        reads="last",
+        outputs=f"float[{trips}, 8, 32] all_seen" if stacked else "",
+        **count,
+        go=np.bool_(True),
     )
-    outputs_of_loop = ["last", "all_seen"][: 1 + stacked]
-    nodes = training_nodes()
-    nodes.insert(
-        2, helper.make_node("Loop", ["trips", "go", "h"], outputs_of_loop, name="loop", body=body)
-    )
-    nodes[3].input[0] = "last"
-    inputs, outputs, given = training_parts()
-    count = constant("trips", trips, np.int64)
-    if as_node:
-        nodes.insert(0, helper.make_node("Constant", [], ["trips"], value=count))
-    else:
-        given.append(count)
-    given.append(constant("go", True, np.bool_))
-    if stacked:
-        outputs.append(info("all_seen", [trips, *shape]))
-    return model(nodes, inputs, outputs, given)
 
 
 def scan() -> onnx.ModelProto:
     """A Scan over the rows of a tensor, with a captured weight."""
-    body = helper.make_graph(
-        [
-            helper.make_node("Mul", ["row", "scale"], ["scaled"]),
-            helper.make_node("Add", ["total", "scaled"], ["new_total"]),
-            helper.make_node("Identity", ["new_total"], ["running"]),
-        ],
-        "body",
-        [info("total", [HIDDEN]), info("row", [HIDDEN])],
-        [info("new_total", [HIDDEN]), info("running", [HIDDEN])],
+    result = training(
+        act="""[act] a = Relu (h) [scan] final, sums = Scan (start, a) <num_scan_inputs = 1,
+            body = body (float[32] total, float[32] row)
+                => (float[32] new_total, float[32] running) {
+                scaled = Mul (row, scale)
+                new_total = Add (total, scaled)
+                running = Identity (new_total)
+            }>""",
+        reads="sums",
+        outputs="float[32] final",
+        start=np.zeros(HIDDEN, np.float32),
     )
-    nodes = training_nodes()
-    nodes.insert(
-        2,
-        helper.make_node(
-            "Scan", ["start", "a"], ["final", "sums"], name="scan", body=body, num_scan_inputs=1
-        ),
-    )
-    nodes[3].input[0] = "sums"
-    inputs, outputs, given = training_parts()
-    given += [constant("start", np.zeros(HIDDEN)), weights("scale", HIDDEN)]
-    return model(nodes, inputs, [*outputs, info("final", [HIDDEN])], given)
+    result.graph.initializer.append(weights("scale", HIDDEN))
+    return result
 
 
 def strings() -> onnx.ModelProto:
     """Labels as text, selected and handed on beside the training step."""
-    inputs, outputs, given = training_parts()
-    nodes = [
-        *training_nodes(),
-        helper.make_node("Where", ["flags", "labels", "other"], ["picked"], name="pick"),
-        helper.make_node("Identity", ["picked"], ["labels_out"], name="hand_on"),
-    ]
-    inputs += [info("labels", [BATCH], STRING), info("other", [BATCH], STRING)]
-    return model(
-        nodes,
-        [*inputs, info("flags", [BATCH], BOOL)],
-        [*outputs, info("labels_out", [BATCH], STRING)],
-        given,
+    return training(
+        last="[pick] picked = Where (flags, labels, other) "
+        "[hand_on] labels_out = Identity (picked)",
+        inputs="string[8] labels, string[8] other, bool[8] flags",
+        outputs="string[8] labels_out",
     )
 
 
 def sequences() -> onnx.ModelProto:
     """A sequence and an optional on the way from one tensor to another."""
-    inputs, outputs, given = training_parts()
-    nodes = training_nodes()
-    nodes[2:2] = [
-        helper.make_node("SequenceConstruct", ["a", "h"], ["pair"], name="pack"),
-        helper.make_node("Optional", ["pair"], ["maybe"], name="wrap"),
-        helper.make_node("OptionalGetElement", ["maybe"], ["sure"], name="unwrap"),
-        helper.make_node("SequenceAt", ["sure", "first"], ["taken"], name="take"),
-    ]
-    nodes[6].input[0] = "taken"
-    result = model(nodes, inputs, outputs, [*given, constant("first", 0, np.int64)])
+    result = training(
+        act="""[act] a = Relu (h)
+            [pack] pair = SequenceConstruct (a, h)
+            [wrap] maybe = Optional (pair)
+            [unwrap] sure = OptionalGetElement (maybe)
+            [take] taken = SequenceAt (sure, first)""",
+        reads="taken",
+    )
+    result.graph.initializer.append(constant("first", 0, np.int64))
     result.graph.value_info.append(info("taken", [BATCH, HIDDEN]))
     return result
 
 
 def default_input() -> onnx.ModelProto:
     """An initializer that is also a graph input: a default that a run may replace."""
-    result = training()
-    result.graph.input.append(info("w1", [WIDTH, HIDDEN]))
-    return result
+    return training(inputs="float[16, 32] w1")
 
 
 def output_and_stash() -> onnx.ModelProto:
     """The activation is a graph output and is read again in backward."""
-    result = training()
-    result.graph.output.append(info("a", [BATCH, HIDDEN]))
-    return result
+    return training(outputs="float[8, 32] a")
 
 
 def unused_inputs() -> onnx.ModelProto:
     """An input and an initializer that nothing reads."""
-    result = training()
-    result.graph.input.append(info("ignored", [1024]))
-    result.graph.initializer.append(constant("never", np.zeros(512)))
-    return result
+    return training(inputs="float[1024] ignored", never=np.zeros(512, np.float32))
 
 
 def empty_tensors() -> onnx.ModelProto:
     """Tensors without elements on the way."""
-    inputs, outputs, given = training_parts()
-    bounds = {"begin": [0], "end": [0], "axes": [0]}
-    nodes = [
-        *training_nodes(),
-        helper.make_node("Slice", ["h", *bounds], ["none"], name="cut"),
-        helper.make_node("Concat", ["none", "a"], ["joined"], name="join", axis=0),
-        helper.make_node("ReduceMean", ["joined"], ["mean_a"], name="mean_a", keepdims=0),
-    ]
-    given += [constant(name, value, np.int64) for name, value in bounds.items()]
-    return model(nodes, inputs, [*outputs, info("mean_a", []), info("none", [0, HIDDEN])], given)
+    zero = np.zeros(1, np.int64)
+    return training(
+        last="""[cut] none = Slice (h, begin, end, axes)
+            [join] joined = Concat <axis = 0> (none, a)
+            [mean_a] mean_a = ReduceMean <keepdims = 0> (joined)""",
+        outputs="float mean_a, float[0, 32] none",
+        begin=zero,
+        end=zero,
+        axes=zero,
+    )
 
 
 def scalars() -> onnx.ModelProto:
     """Nothing but scalars."""
-    nodes = [
-        helper.make_node("Mul", ["p", "p"], ["square"], name="square"),
-        helper.make_node("Mul", ["square", "half"], ["loss"], name="loss"),
-        helper.make_node("Mul", ["p", "rate"], ["step"], name="step"),
-        helper.make_node("Sub", ["p", "step"], ["p_new"], name="update"),
-    ]
-    return model(
-        nodes,
-        [info("p", [])],
-        [info("loss", []), info("p_new", [])],
-        [constant("half", 0.5), constant("rate", 0.1)],
-    )
+    return onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 18]>
+        odd (float p) => (float loss, float p_new) <float half = {0.5}, float rate = {0.1}> {
+            [square] square = Mul (p, p)
+            [loss] loss = Mul (square, half)
+            [step] step = Mul (p, rate)
+            [update] p_new = Sub (p, step)
+        }""")
 
 
 def identity_output() -> onnx.ModelProto:
     """An output that is an input handed through."""
-    result = training()
-    result.graph.node.append(helper.make_node("Identity", ["x"], ["x_out"], name="hand_on"))
-    result.graph.output.append(info("x_out", [BATCH, WIDTH]))
-    return result
+    return training(last="[hand_on] x_out = Identity (x)", outputs="float[8, 16] x_out")
 
 
 def input_as_output() -> onnx.ModelProto:
     """A graph output that is a graph input, and one that is an initializer."""
-    result = training()
-    result.graph.output.extend([info("x", [BATCH, WIDTH]), info("w2", [HIDDEN, 1])])
-    return result
+    return training(outputs="float[8, 16] x, float[32, 1] w2")
 
 
 def unknown_operator() -> onnx.ModelProto:
     """An operator that nobody but its author knows, with its output's shape stated."""
-    nodes = training_nodes()
-    nodes[1] = helper.make_node("Swoosh", ["h"], ["a"], domain="acme.ops", name="act", alpha=0.5)
-    inputs, outputs, given = training_parts()
-    result = model(nodes, inputs, outputs, given, domains=["acme.ops"])
+    result = training(act="[act] a = acme.ops.Swoosh <alpha = 0.5> (h)", domain="acme.ops")
     result.graph.value_info.append(info("a", [BATCH, HIDDEN]))
     return result
 
 
 def symbolic() -> onnx.ModelProto:
     """A batch dimension with a name."""
-    result = training()
-    share = next(t for t in result.graph.initializer if t.name == "share")
-    result.graph.initializer.remove(share)
-    result.graph.input.append(info("share", ["N", 1]))
+    result = training(inputs="float[N, 1] share", without=["share"])
     result.graph.input[0].CopyFrom(info("x", ["N", WIDTH]))
     return result
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
@@ -104,28 +105,23 @@ def _sum_in_float32(node: onnx.NodeProto) -> list[onnx.NodeProto]:
 
 def convolutions() -> onnx.ModelProto:
     """Convolutions with constant weights: 20 and 12 channels are no whole blocks."""
-    shapes = {"w1": [12, 20, 3, 3], "w2": [12, 12, 3, 3], "w3": [20, 12, 1, 1]}
-    weights = [
-        helper.make_tensor(name, 1, shape, [0.1] * (shape[0] * shape[1] * shape[2] * shape[3]))
-        for name, shape in shapes.items()
-    ]
-    pads = {"pads": [1, 1, 1, 1]}
-    nodes = [
-        helper.make_node("Conv", ["x", "w1"], ["a"], **pads),
-        helper.make_node("Relu", ["a"], ["b"]),
-        helper.make_node("Conv", ["b", "w2"], ["c"], **pads),
-        helper.make_node("Add", ["b", "c"], ["d"]),
-        helper.make_node("MaxPool", ["d"], ["e"], kernel_shape=[2, 2], strides=[2, 2]),
-        helper.make_node("Conv", ["e", "w3"], ["f"]),
-        helper.make_node("Concat", ["f", "e"], ["h"], axis=1),
-        helper.make_node("GlobalAveragePool", ["h"], ["y"]),
-    ]
-    for node in nodes:
-        node.name = node.output[0]
-    image = helper.make_tensor_value_info("x", 1, [2, 20, 16, 16])
-    result = helper.make_tensor_value_info("y", 1, [2, 32, 1, 1])
-    graph = helper.make_graph(nodes, "g", [image], [result], weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = named("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[2, 20, 16, 16] x) => (float[2, 32, 1, 1] y) {
+            a = Conv <pads = [1, 1, 1, 1]> (x, w1)
+            b = Relu (a)
+            c = Conv <pads = [1, 1, 1, 1]> (b, w2)
+            d = Add (b, c)
+            e = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (d)
+            f = Conv (e, w3)
+            h = Concat <axis = 1> (f, e)
+            y = GlobalAveragePool (h)
+        }""")
+    shapes = {"w1": (12, 20, 3, 3), "w2": (12, 12, 3, 3), "w3": (20, 12, 1, 1)}
+    for name, shape in shapes.items():
+        tensor = numpy_helper.from_array(np.full(shape, 0.1, np.float32), name)
+        model.graph.initializer.append(tensor)
+    return model
 
 
 def both(path: Path, session: str) -> tuple[Analysis, Measurement]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Set
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from helpers import odd_models as odd
-from helpers.odd_models import FLOAT, INT64, WORKING, constant, feeds_of, info, saved
+from helpers.odd_models import FLOAT, WORKING, feeds_of, info, saved
 from memplan.api.analysis import Analysis, analyze
 from memplan.errors import ModelError
 from memplan.ir.graph import TensorKind
@@ -19,7 +20,7 @@ from memplan.planning.forms.extend_graph import extend
 from memplan.shapes.fold import small_constants
 from memplan.simulate.opened import open_model
 
-COUNTED_DTYPES = {FLOAT: 4, INT64: 8, TensorProto.BOOL: 1}
+COUNTED_DTYPES = {FLOAT: 4, TensorProto.INT64: 8, TensorProto.BOOL: 1}
 
 
 def _names(without: Set[str] = frozenset()) -> list[object]:
@@ -166,30 +167,27 @@ def test_a_default_that_a_run_may_replace_is_no_constant() -> None:
     assert "zero" in small_constants(model.graph, defaults=True)
 
 
-def _dropout(ratio_is_input: bool, constants_are_nodes: bool) -> onnx.ModelProto:
-    inputs, outputs, given = odd.training_parts()
-    nodes = odd.training_nodes()
-    nodes[1] = helper.make_node("Relu", ["h"], ["r"], name="act")
-    nodes.insert(2, helper.make_node("Dropout", ["r", "ratio", "on"], ["a", "kept"], name="drop"))
-    nodes.append(helper.make_node("Cast", ["kept"], ["kept_f"], to=FLOAT, name="kept_f"))
-    parts = [constant("ratio", 0.25), constant("on", True, np.bool_)]
-    if constants_are_nodes:
-        nodes[:0] = [helper.make_node("Constant", [], [t.name], value=t) for t in parts]
-    else:
-        given += parts
-    if ratio_is_input:
-        inputs.append(info("ratio", []))
-    return odd.model(nodes, inputs, [*outputs, info("kept_f", [8, 32])], given)
+ACT = "[act] r = Relu (h) [drop] a, kept = Dropout (r, ratio, on)"
+NODES = "ratio = Constant <value = float {0.25}> () on = Constant <value = bool {1}> ()"
+VALUES = {"ratio": np.float32(0.25), "on": np.bool_(True)}
 
 
 @pytest.mark.parametrize(
-    ("ratio_is_input", "constants_are_nodes", "rules"),
-    [(False, False, 1), (False, True, 1), (True, False, 0)],
+    ("given", "rules"),
+    [
+        (VALUES, 1),
+        ({"first": NODES}, 1),
+        (VALUES | {"inputs": "float ratio"}, 0),
+    ],
+    ids=["initializers", "nodes", "input"],
 )
 def test_dropout_is_rebuilt_only_with_a_ratio_that_cannot_change(
-    ratio_is_input: bool, constants_are_nodes: bool, rules: int, tmp_path: Path
+    given: dict[str, Any], rules: int, tmp_path: Path
 ) -> None:
-    path = saved(_dropout(ratio_is_input, constants_are_nodes), tmp_path)
+    proto = odd.training(
+        act=ACT, last="kept_f = Cast <to = 1> (kept)", outputs="float[8, 32] kept_f", **given
+    )
+    path = saved(proto, tmp_path)
     model = open_model(path)
     values = small_constants(model.prepared.bound.graph)
     extended = extend(model.graph, values, "cpu")

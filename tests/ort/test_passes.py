@@ -41,7 +41,7 @@ def half(model: OpenModel) -> tuple[str, ...]:
 
 
 def all_passes(wrt: tuple[str, ...] = ()) -> list[Pass]:
-    return [Elide(), Prune(wrt), Release(), Masks(), Order(rounds=4)]
+    return [Elide(), Prune(wrt), Release(), Masks(), Order(rounds=2)]
 
 
 @pytest.mark.parametrize("path", each(runnable_models("gpt_dropout")))

@@ -135,8 +135,8 @@ def planted(monkeypatch: pytest.MonkeyPatch, edit: Any) -> None:
 
     real = step_gradients.differentiated
 
-    def wrong(*args: Any) -> Any:
-        trained = real(*args)
+    def wrong(*args: Any, **options: Any) -> Any:
+        trained = real(*args, **options)
         edit(trained.model)
         return trained
 

@@ -46,7 +46,7 @@ from memplan.autodiff.optimizers.updates import Updates
 from memplan.ir.roles import LOSS_SCALE, Role
 from memplan.pytorch.eager import EagerStep
 from memplan.pytorch.twin import Twin
-from memplan.pytorch.values import as_array, as_tensor, in_float64, numbers
+from memplan.pytorch.values import as_array, as_tensor, numbers
 from memplan.units import counted, listed
 
 Array = npt.NDArray[Any]
@@ -91,6 +91,7 @@ class _Comparison:
         self.averages = done.contract.named(Role.AVERAGE)
         self.found = Compared()
         self.scale = 1.0
+        self.rounding: float | None = None
         self.loss_scale: LossScale | None = None
         self.sink = trained.sink
         self.granted: list[Difference] = []
@@ -123,7 +124,8 @@ class _Comparison:
 
     def _stepped(self, twin: Twin | None, values: dict[str, Array]) -> Check:
         """Step by step."""
-        taken, step = self.reference.begun, 1
+        taken, step = self.reference.begin(), 1
+        self.rounding = taken.tolerance.typical if taken.exact is not None else None
         while True:
             ran = self._ran(values, taken.outcome)
             self._hold(step, taken, values, ran)
@@ -142,6 +144,7 @@ class _Comparison:
                     return self._answer(step)
                 return self._answered_far_off(step, twin, ran)
             step += 1
+            del taken, ran  # as large as the model, each
             found = self.later.take(step, self._own(values))
             if isinstance(found, Difference):
                 self.found.differences.append(found)
@@ -220,8 +223,6 @@ class _Comparison:
         causes: tuple[str, ...] = (),
     ) -> Check:
         reference, errors = self.reference, self.found.errors
-        begun = reference.begun
-        own = begun.tolerance.typical if begun.exact is not None else None
         updates = [errors[kind] for kind in ("parameter", "state") if kind in errors]
         held = reference.eager.resident_bytes + state_bytes
         watched = None if reference.eager.plain else reference.first.peak_bytes
@@ -231,13 +232,13 @@ class _Comparison:
             gradient_error=errors.get("gradient"),
             worst=self.found.worst,
             gradients=len(self.trial.gradients),
-            own_error=own,
+            own_error=self.rounding,
             buffer_error=errors.get("buffer"),
             update_error=max(updates, default=None),
             steps=steps,
             draws=len(reference.first.draws),
             granted=len({each.name for each in self.granted}),
-            not_checked=self._not_checked(own),
+            not_checked=self._not_checked(self.rounding) if steps else (),
             differences=tuple(
                 replace(each, place=self.reading.place_of(each.name))
                 for each in self.found.differences
@@ -380,7 +381,7 @@ class _Comparison:
     def _hold_update(self, step: int, twin: Twin, ran: Ran) -> None:
         """New parameters and state, beside those of PyTorch's optimizer."""
         gradients = {p: as_tensor(ran.outputs[n]) for p, n in self.trial.gradients.items()}
-        before = {("parameter", name): in_float64(twin.parameters[name]) for name in gradients}
+        before = {("parameter", n): twin.parameters[n].detach().clone() for n in gradients}
         wanted = {
             ("parameter" if name in gradients else "state", name): tensor
             for name, tensor in twin.step(gradients, list(gradients)).items()

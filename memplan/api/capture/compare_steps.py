@@ -67,16 +67,23 @@ class Tolerance:
             exact: the same computed in float64; None where the step does not run in it.
             narrowest: the unit of the narrowest float type in the step.
         """
-        given = {key: numbers(v) for key, v in first.items() if key[0] in ("loss", "gradient")}
-        gradients = {key: array for key, array in given.items() if key[0] == "gradient"}
-        self.largest = max(map(largest_of, gradients.values()), default=0.0)
+        self.largest = 0.0
         self.own: dict[Key, float] = {}
         self.rough: Mapping[Key, float] = {}
         self.typical = 0.0 if exact is not None else _TYPICAL * narrowest
+        sizes: dict[Key, float] = {}
+        for key, value in first.items():  # one at a time: all in float64 are twice the model
+            if key[0] not in ("loss", "gradient"):
+                continue
+            given = numbers(value)
+            if key[0] == "gradient":
+                self.largest = max(self.largest, largest_of(given))
+            if exact is not None and key in exact:
+                right = numbers(exact[key])
+                self.own[key] = finite_distance(given, right)
+                if key[0] == "gradient":
+                    sizes[key] = largest_of(right)
         if exact is not None:
-            right = {key: numbers(exact[key]) for key in given if key in exact}
-            self.own = {key: finite_distance(given[key], array) for key, array in right.items()}
-            sizes = {key: largest_of(right[key]) for key in gradients if key in right}
             apart = [self.own[k] / size for k, size in sizes.items() if size > _UNIT * self.largest]
             self.typical = median(apart or [0.0])
 
@@ -105,17 +112,16 @@ class UpdateTolerance(Tolerance):
             after: what PyTorch made of them, and of the state.
             rough: names of parameters whose update is rough.
         """
-        changes = {}
+        self.units = {key: precision(tensor) for key, tensor in after.items()}
+        self.moved: dict[Key, float] = {}
+        norms: dict[Key, float] = {}
         for key, tensor in after.items():
             with np.errstate(invalid="ignore"):
-                changes[key] = numbers(tensor) - (numbers(before[key]) if key in before else 0.0)
-        self.moved = {key: largest_of(change) for key, change in changes.items()}
-        self.units = {key: precision(tensor) for key, tensor in after.items()}
-        self.rough = {
-            key: _ROUGH_SHARE * float(np.linalg.norm(changes[key]))
-            for key in before
-            if key in changes and key[1] in rough
-        }
+                change = numbers(tensor) - (numbers(before[key]) if key in before else 0.0)
+            self.moved[key] = largest_of(change)
+            if key in before and key[1] in rough:
+                norms[key] = _ROUGH_SHARE * float(np.linalg.norm(change))
+        self.rough = norms
 
     def noise(self, kind: str) -> float:
         """See :class:`Tolerance`."""

@@ -148,8 +148,7 @@ class Reference:
         self.eager.go_to(self.reading.state)
         return unlike(first, self.run(draws=bool(first.draws))) if self._in_float64 else ""
 
-    @cached_property
-    def begun(self) -> Taken:
+    def begin(self) -> Taken:
         """The step on the values that are there."""
         first = self.first
         self.eager.go_to(self.reading.state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -20,19 +20,15 @@ class Averages:
     """Which tensors of a step are averages of others.
 
     ``sources`` maps them to the parameters that they follow; None: every trained parameter ``X``
-    has an average ``X.ema``. ``copies`` maps buffers to those whose next value they take over.
+    has an average ``X.ema``.
     """
 
     decay: float
     sources: Mapping[str, str] | None = None
-    copies: Mapping[str, str] = field(default_factory=dict)
 
-    def followed(self, name: str) -> tuple[str, float]:
-        """What an average follows, and the share of that in its next value."""
-        if name in self.copies:
-            return self.copies[name], 1.0
-        source = averaged_by(name) if self.sources is None else self.sources[name]
-        return str(source), 1 - self.decay
+    def followed(self, name: str) -> str:
+        """What an average follows."""
+        return str(averaged_by(name) if self.sources is None else self.sources[name])
 
 
 def read_averages(
@@ -60,11 +56,8 @@ def read_averages(
         )
     if ema.modules is None:
         return Averages(decay)
-    if ema.buffers not in ("keep", "copy"):
-        raise UsageError(f"unknown buffers '{ema.buffers}' of an Ema (keep, copy)")
     names = {user_name(n): user_name(first) for n, first in first_names(prepared.module).items()}
     parameters = dict(prepared.parameters())
-    buffers = {user_name(n): t for n, t in prepared.module.named_buffers()}
     sources = dict(_pairs(ema.modules, names, parameters))
     for target in sources:
         if target in trained:
@@ -72,8 +65,7 @@ def read_averages(
                 f"'{target}' is to be an average, and the optimizer trains it, too",
                 "requires_grad_(False) on it, and leave it out of the optimizer",
             )
-    copies = dict(_pairs(ema.modules, names, buffers)) if ema.buffers == "copy" else {}
-    return Averages(decay, sources, copies)
+    return Averages(decay, sources)
 
 
 def _pairs(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memplan.errors import UsageError
+from memplan.option_fields import refuses
 
 _FIELDS = (
     *("model", "loss", "batch", "optimizer", "dynamic"),
@@ -18,6 +19,7 @@ FROZEN = ("constants", "inputs")
 _RETURNS = "return memplan.TorchStep(model, loss, batch, optimizer), or such a tuple or dict"
 
 
+@refuses(buffers="copy them in the loss function, without gradients: to.copy_(of)")
 @dataclass(frozen=True, slots=True)
 class Ema:
     """Exponential moving averages of weights, renewed behind every update:
@@ -27,14 +29,12 @@ class Ema:
         decay: the share that an average keeps; the default of the input ``ema_decay``.
         modules: which modules of the model are averages of which, as in
             ``{"teacher": "student"}``; None: every trained parameter ``X`` has an average ``X.ema``
-            beside the model, which begins at X.
-        buffers: of such modules: ``keep`` them as the forward pass leaves them, or ``copy`` the
-            next values of those that they follow.
+            beside the model, which begins at X. Buffers of such modules are as the forward pass
+            leaves them.
     """
 
     decay: float
     modules: Mapping[str, str] | None = None
-    buffers: str = "keep"
 
 
 @dataclass(frozen=True, slots=True)

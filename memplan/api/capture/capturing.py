@@ -243,7 +243,7 @@ def _built(reading: Reading, wanted: _Wanted) -> _Built:
     from memplan.api.capture.update_check import sink_maker
 
     exported = reading.forward()
-    make_sink = sink_maker(reading.optimizer, reading.treatment, reading.averages, exported.renewed)
+    make_sink = sink_maker(reading.optimizer, reading.treatment, reading.averages)
     named = [each for each in exported.parameters if each in reading.trainable]
     trained = differentiated(
         exported.model,

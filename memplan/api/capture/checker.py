@@ -424,7 +424,7 @@ class _Comparison:
         wanted = {}
         for name in self.averages:
             assert self.reading.averages is not None
-            source, share = self.reading.averages.followed(name)
+            source, share = self.reading.averages.followed(name), 1 - self.reading.averages.decay
             given = ran.outputs[self.new[source]] if source in self.new else values[source]
             old = numbers(values[name] if name in values else self.trial.zeros[name])
             wanted["state", name] = as_tensor(old + share * (numbers(given) - old))

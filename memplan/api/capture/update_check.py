@@ -23,7 +23,6 @@ def sink_maker(
     settings: OptimizerSettings | None,
     treatment: Treatment,
     averages: Averages | None = None,
-    renewed: Mapping[str, str] | None = None,
 ) -> Sink:
     """What is to take the gradients: the update of the settings, or outputs.
 
@@ -31,14 +30,12 @@ def sink_maker(
         settings: those of the optimizer.
         treatment: what is done to gradients first.
         averages: the averages of the weights that the update renews, too.
-        renewed: outputs, and the buffers whose next value they are.
 
     Raises:
-        UsageError: the scaler has settings with which it does not do what it is for; or a buffer
-            is to be copied that the step renews by itself.
+        UsageError: the scaler has settings with which it does not do what it is for.
     """
     scale = scale_of(treatment)
-    following = None if averages is None else _following(averages, renewed or {})
+    following = None if averages is None else Following(averages.decay, averages.sources)
 
     def made(parameters: Collection[str], types: Mapping[str, TensorType]) -> GradientSink:
         if settings is None:
@@ -47,19 +44,6 @@ def sink_maker(
         return Updates(members, types, scale=scale, averages=following)
 
     return made
-
-
-def _following(averages: Averages, renewed: Mapping[str, str]) -> Following:
-    outputs = {given: output for output, given in renewed.items()}
-    for buffer in averages.copies:
-        if buffer in outputs:
-            raise UsageError(
-                f"ema: '{buffer}' is renewed by its own forward pass, and cannot be a copy, too",
-                "put that module into evaluation mode, or leave its buffers as they are: "
-                "Ema(buffers='keep')",
-            )
-    copies = {to: outputs[of] for to, of in averages.copies.items() if of in outputs}
-    return Following(averages.decay, averages.sources, copies)
 
 
 def scale_of(treatment: Treatment) -> LossScale | None:

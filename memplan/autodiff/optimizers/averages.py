@@ -8,7 +8,7 @@ index by index. 1 - decay is taken in float64, as float32 has three digits of it
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.operations import Operations
@@ -22,18 +22,15 @@ class Following:
     """What follows the parameters of a graph.
 
     ``sources`` maps tensors of the graph to the parameters whose averages they are; None: every
-    parameter that is updated has one, which is a new input. ``copies`` maps inputs to tensors that
-    are their next value, as they are.
+    parameter that is updated has one, which is a new input.
     """
 
     decay: float
     sources: Mapping[str, str] | None = None
-    copies: Mapping[str, str] = field(default_factory=dict)
 
     def names(self, updated: Iterable[str]) -> tuple[str, ...]:
         """The inputs that it renews."""
-        own = map(average_of, updated) if self.sources is None else self.sources
-        return (*own, *self.copies)
+        return tuple(map(average_of, updated) if self.sources is None else self.sources)
 
     def next_values(
         self, emitter: Emitter, inputs: UpdateInputs, latest: Mapping[str, Value]
@@ -57,7 +54,4 @@ class Following:
                 old = emitter.tensor(name) if known else emitter.input(name, new.type)
                 apart = new - old
                 found[name] = old + apart * Operations(emitter).cast(1 - decay, new.dtype)
-        for name, source in self.copies.items():
-            with emitter.scope(update_scope(name)):
-                found[name] = emitter.op("Identity", emitter.tensor(source))
         return found

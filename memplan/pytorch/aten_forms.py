@@ -42,7 +42,6 @@ def aten_forms(exporters: Mapping[Any, Form]) -> dict[Any, Form]:
         aten.copy.default: copied,
         aten.relu.default: relu,
         aten.scatter_reduce.two: scatter_reduce,
-        aten.select_scatter.default: select_scatter,
         aten._trilinear.default: trilinear,
         **tie_table(installed_shares()),
     }
@@ -51,14 +50,6 @@ def aten_forms(exporters: Mapping[Any, Form]) -> dict[Any, Form]:
 def copied(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """A tensor written over, as large as it was: the exporter does not spread what is written."""
     return source.to(x.dtype).expand(x.shape)
-
-
-def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
-    """One slice written over."""
-    places = torch.arange(x.shape[dim], device=x.device)
-    chosen = places == index % x.shape[dim]
-    shape = [-1 if axis == dim % x.dim() else 1 for axis in range(x.dim())]
-    return torch.where(chosen.reshape(shape), source.unsqueeze(dim), x)
 
 
 def relu(x: Tensor) -> Any:

@@ -30,13 +30,14 @@ from memplan.pytorch.trace import quiet
 
 aten = torch.ops.aten
 OPSET = 20
-_WITHOUT_GRADIENT = {
+_WRITTEN_OUT = {
     aten.grid_sampler.default,
     aten.grid_sampler_2d.default,
     aten.upsample_bicubic2d.default,
     aten.upsample_bicubic2d.vec,
+    aten.select_scatter.default,
 }
-"""Operators whose ONNX form has no gradient rule: PyTorch writes them out."""
+"""Operators whose ONNX form has no gradient rule, or is wrong: PyTorch writes them out."""
 _ROUNDS = 2
 _LARGEST_CONSTANT = 1024
 """Elements; larger constants (masks, zeros) are computed in the graph."""
@@ -79,7 +80,7 @@ def registry() -> Any:
 def _decompositions() -> Mapping[Any, Callable[..., Any]]:
     decomp = internal("torch.onnx._internal.exporter._decomp")
     with quiet():
-        known = set(decomp.get_onnx_implemented_overloads(registry())) - _WITHOUT_GRADIENT
+        known = set(decomp.get_onnx_implemented_overloads(registry())) - _WRITTEN_OUT
         return aten_forms(decomp.create_onnx_friendly_decomposition_table(known))
 
 

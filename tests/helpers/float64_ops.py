@@ -255,28 +255,6 @@ class GlobalMaxPool(OpRun):
         return (x.max(axis=tuple(range(2, x.ndim)), keepdims=True),)
 
 
-class LRN(OpRun):
-    """By definition."""
-
-    def _run(
-        self, x: Array, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, size: int = 1
-    ) -> tuple[Array]:
-        before, behind = (size - 1) // 2, size // 2
-        pads = [(0, 0), (before, behind)] + [(0, 0)] * (x.ndim - 2)
-        squares = np.pad(x * x, pads)
-        total = sum(squares[:, k : k + x.shape[1]] for k in range(size))
-        return (x / (bias + alpha / size * total) ** beta,)
-
-
-class LpNormalization(OpRun):
-    """By definition; 0 where the norm is 0."""
-
-    def _run(self, x: Array, axis: int | None = -1, p: int | None = 2) -> tuple[Array]:
-        along = -1 if axis is None else axis
-        norm = np.linalg.norm(x, ord=p or 2, axis=along, keepdims=True)
-        return (x / np.where(norm == 0, 1, norm),)
-
-
 class BatchNormalization(OpRun):
     """By definition; before opset 14, further outputs mean training."""
 
@@ -332,8 +310,6 @@ OPS = [
     MaxPool,
     AveragePool,
     GlobalMaxPool,
-    LRN,
-    LpNormalization,
     BatchNormalization,
     GroupNormalization,
 ]

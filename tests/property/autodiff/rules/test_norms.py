@@ -112,23 +112,6 @@ def test_group_norm(data: st.DataObject) -> None:
 
 @QUIET
 @given(st.data())
-def test_norms_without_parameters(data: st.DataObject) -> None:
-    op = data.draw(st.sampled_from(["LpNormalization", "LRN"]))
-    opset = data.draw(st.sampled_from([13, 18, 22]))
-    shape, attributes = data.draw(shapes(4, 4, 4)), {"size": data.draw(st.integers(1, 4))}
-    if op == "LpNormalization":
-        shape = data.draw(shapes(1, 4, 4))
-        axis = data.draw(st.integers(-len(shape), len(shape) - 1))
-        attributes = {"axis": axis, "p": data.draw(st.integers(1, 2))}
-    else:
-        attributes |= {"alpha": 0.5, "beta": 0.6, "bias": 0.7}
-    made = single(op, draw(shape), opset=opset, **attributes)
-    # The runtime knows windows of odd size only.
-    (check if attributes.get("size", 1) % 2 == 0 else check_on_runtime)(made)
-
-
-@QUIET
-@given(st.data())
 def test_mean_variance(data: st.DataObject) -> None:
     """The gradient of its definition, written out: ONNX has it for float32 only."""
     shape = tuple(data.draw(st.integers(2, 4)) for _ in range(4))

@@ -301,7 +301,13 @@ def outside_of_code(text: str) -> str:
 
 @pytest.mark.parametrize(
     "name",
-    ["p\n::error::x", "``` <b>|[a](http://b)", "]]>&<x>", "\x1b[2J\u202e", "--> @all #1 :tada:"],
+    [
+        "p\n::error::x",
+        "``` <b>|[a](http://b)",
+        "]]>&<x>",
+        "\x1b[2J\u202e",
+        "--> @all #1 :tada: www.a.org",
+    ],
 )
 def test_what_a_model_and_its_tensors_are_called_is_text(name: str) -> None:
     locked = an_entry(path=f"{name}.onnx")
@@ -316,7 +322,7 @@ def test_what_a_model_and_its_tensors_are_called_is_text(name: str) -> None:
     assert "<" not in outside_of_code(table)
     (row,) = [line for line in table.splitlines() if line.startswith("| `")]
     assert len(re.findall(r"(?<!\\)\|", row)) == 6
-    steers = re.search(r"[#@]|\]\(|:tada:", outside_of_code(row))
+    steers = re.search(r"[#@]|\]\(|:tada:|www\.", outside_of_code(row))
     assert steers is None
     fence = re.search("^`+", folded, re.MULTILINE)
     assert fence is not None

@@ -175,14 +175,17 @@ def _transpose(call: Call) -> int | None:
         perm = tuple(reversed(range(len(shape))))
     perm = tuple(int(axis) for axis in perm)
     root, form = call.read(0), call.terms.forms[call.read(0)]
+    known = form.perm if isinstance(form, Transposed) else shape
+    if known is not None and sorted(perm) != list(range(len(known))):
+        return None  # no session opens such a file
     if isinstance(form, Transposed):
         root, perm = form.root, tuple(form.perm[axis] for axis in perm)
     if perm == tuple(range(len(perm))):
         return root
-    known = call.terms.fact(root)
-    after = None if known.shape is None else tuple(known.shape[axis] for axis in perm)
+    fact = call.terms.fact(root)
+    after = None if fact.shape is None else tuple(fact.shape[axis] for axis in perm)
     free = call.terms.free[root]
-    return call.terms.of(Transposed(root, perm), Fact(known.dtype, after), free)
+    return call.terms.of(Transposed(root, perm), Fact(fact.dtype, after), free)
 
 
 def _expand(call: Call) -> int | None:

@@ -32,6 +32,13 @@ def test_transposes_are_composed_in_their_order() -> None:
     assert not proof(one, transposed("[0, 1, 2]", "[2, 1, 0]")).proved
 
 
+@pytest.mark.parametrize("perms", [("[0, 1, 2]", "[0, 3, 1, 2]"), ("[1, 0, 2]", "[0, 3, 1]")])
+def test_a_permutation_of_other_axes_is_followed_by_no_rule(perms: tuple[str, str]) -> None:
+    one, other = (parse(transposed(*perms)) for _ in range(2))
+    facts = {"x": Fact(1, (3, 2, 5))}
+    assert prove(Side(one, Path(), facts), Side(other, Path())).proved
+
+
 def test_sizes_that_the_other_file_states_are_not_believed() -> None:
     """A file may state any shape; only what is known of the reference counts."""
     first = graph("", "a", SYMBOLS)

@@ -1,6 +1,6 @@
-"""Small steps of PyTorch for ``benchmarks.gpu.webgpu``: ``memplan capture`` takes a function.
+"""Small steps of PyTorch for ``benchmarks.webgpu``: ``memplan capture`` takes a function.
 
-    memplan capture benchmarks/gpu/webgpu_steps.py:gpt -o STEPS/gpt.onnx --portable
+    memplan capture benchmarks/webgpu_steps.py:gpt -o STEPS/gpt.onnx --portable
 
 ``gpt``, ``vit`` and ``cnn`` (max pools, 3 × 3 by 2 and 2 × 2) are three networks; ``sample_*`` are
 those of the sample models whose own batches take minutes in software.
@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from memplan import TorchStep
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "sample_models")]
 
 from nets import Gpt, LstmLm, Mlp, ResNet, UNet  # noqa: E402

@@ -1,8 +1,8 @@
 """Runs training steps on WebGPU as they are and rewritten, and beside the CPU; writes the record.
 
-    python -m benchmarks.gpu.webgpu STEPS --json benchmarks/results/webgpu.json
+    python -m benchmarks.webgpu STEPS --json benchmarks/results/webgpu.json
 
-STEPS has the steps of :mod:`benchmarks.gpu.webgpu_steps`, captured with PyTorch, which need not be
+STEPS has the steps of :mod:`benchmarks.webgpu_steps`, captured with PyTorch, which need not be
 where the provider is. Of each: nodes by provider; rewritten to shares of its peak, proved, run
 beside itself, clones, order, bits; its outputs beside the CPU's; and twenty steps of ``Trainer`` on
 both, where the step has an optimizer. Called again with the same ``--json`` it goes on where it
@@ -20,11 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from memplan.api.validate.validate_options import ValidateOptions
 
 import memplan
 from benchmarks.record import versions
-from memplan.api.validate.validating import validate
 from memplan.errors import InfeasibleError, MemplanError
 from memplan.runtime.adapters import find_adapters
 from memplan.runtime.inputs import synthesize
@@ -102,14 +100,15 @@ def losses(path: Path, model: OpenModel) -> dict[str, Any]:
 
 def rewritten_row(path: Path, share: str) -> dict[str, Any]:
     """One share, or why there is none."""
-    options = memplan.RewriteOptions(share, provider="webgpu", effort=EFFORT)
+    budget = memplan.parse_size(share)
+    options = memplan.RewriteOptions(budget, provider="webgpu", effort=EFFORT)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "less.onnx"
         try:
             made = memplan.rewrite(path, options, out)
         except InfeasibleError as error:
             return {"refused": error.message}
-        found = validate(path, out, ValidateOptions(runs=1, draws=1, plain=False))
+        found = memplan.validate(path, out, memplan.ValidateOptions(runs=1, draws=1, plain=False))
         nodes = [node.name for node in made.model.graph.node]
     told = found.as_json()
     names = ("proved", "equality", "max_rel_diff", "contradicted_outputs", "compared_outputs")
@@ -129,7 +128,7 @@ def rewritten_row(path: Path, share: str) -> dict[str, Any]:
 
 def main() -> int:
     """Write a row after every step; the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, prog="benchmarks.gpu.webgpu")
+    parser = argparse.ArgumentParser(description=__doc__, prog="benchmarks.webgpu")
     parser.add_argument("steps", type=Path)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--net", action="append")
@@ -137,7 +136,7 @@ def main() -> int:
     options = parser.parse_args()
     record = json.loads(options.json.read_text()) if options.json.exists() else {}
     adapters = find_adapters()
-    record["command"] = f"python -m benchmarks.gpu.webgpu STEPS --json {options.json}"
+    record["command"] = f"python -m benchmarks.webgpu STEPS --json {options.json}"
     record["versions"] = {
         **versions(),
         "onnxruntime-ep-webgpu": version("onnxruntime-ep-webgpu"),

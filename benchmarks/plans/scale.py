@@ -33,7 +33,6 @@ import onnx
 
 from benchmarks.nets.generated import PER_LAYER, chain, transformer
 from benchmarks.plans.instances import Instance, verify
-from benchmarks.plans.public_graphs import to_problem
 from benchmarks.record import Row, arguments, in_process, run
 
 # --- Planning -----------------------------------------------------------------------------------
@@ -56,6 +55,8 @@ class Result:
 
 def run_point(instance: Instance, layers: int, ratio: float, seconds: float) -> Result:
     """Plan one graph at one ratio; the plan is verified independently."""
+    # Not above: what a file costs is measured in a process that has imported little.
+    from benchmarks.plans.public_graphs import to_problem
     from memplan.deadline import Deadline
     from memplan.solver.search.warm_up import warm_up
     from memplan.solver.strategies.portfolio import PortfolioOptions, solve_portfolio

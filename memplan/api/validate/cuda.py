@@ -1,5 +1,8 @@
 """What a run on a GPU says beside its peak: counted bytes, arenas, nodes that ran elsewhere, sums
-that threads may add in another order."""
+that threads may add in another order.
+
+Tested against a stub of the CUDA runtime, never on a GPU.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@ A tensor that is offloaded is copied to the host right behind the node that make
 again (``MemcpyFromHost``), which needs nothing on the device: a form of the tensor. Every read back
 is charged with both copies, as if nothing ran beside them: an upper bound, as the host copy is made
 once, and copies may overlap with kernels.
+
+Tested against a stub of the CUDA runtime, never on a GPU.
 """
 
 from __future__ import annotations

@@ -155,18 +155,9 @@ def _modes() -> dict[str, int]:
     torch = sys.modules.get("torch")
     if torch is None:
         return {}
-    from memplan.pytorch.torch_defaults import default_device_mode
-    from memplan.pytorch.torch_internals import internal
-
-    default = default_device_mode()
-    entered = internal("torch.overrides._get_current_function_mode_stack") or list
-    dispatched = internal("torch._C._len_torch_dispatch_stack") or int
-    functions = [mode for mode in entered() if mode is not default]
     return {
         "torch.inference_mode": int(torch.is_inference_mode_enabled()),
         "torch.autocast": sum(map(torch.is_autocast_enabled, ("cpu", "cuda"))),
-        "a mode (torch.device, TorchFunctionMode)": len(functions),
-        "a TorchDispatchMode": dispatched(),
     }
 
 

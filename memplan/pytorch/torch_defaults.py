@@ -32,10 +32,10 @@ PLAIN = Defaults(torch.float32, None)
 
 def defaults_now() -> Defaults:
     """Those that hold now."""
-    return Defaults(torch.get_default_dtype(), getattr(default_device_mode(), "device", None))
+    return Defaults(torch.get_default_dtype(), getattr(_default_device_mode(), "device", None))
 
 
-def default_device_mode() -> Any:
+def _default_device_mode() -> Any:
     """What ``torch.set_default_device`` has entered; None: nothing. Asking PyTorch for the device
     makes a tensor."""
     held = internal("torch._GLOBAL_DEVICE_CONTEXT")

@@ -104,12 +104,6 @@ INTERNALS = {
     "torch._GLOBAL_DEVICE_CONTEXT": Internal(
         "the default device, without making a tensor", "torch.get_default_device"
     ),
-    "torch.overrides._get_current_function_mode_stack": Internal(
-        "modes that the user's function leaves entered", "they are not seen"
-    ),
-    "torch._C._len_torch_dispatch_stack": Internal(
-        "modes that the user's function leaves entered", "they are not seen"
-    ),
     # --- torch_solver ----------------------------------------------------------------------------
     "torch._functorch.config": Internal("settings of AOTAutograd: its cache, and what it merges"),
     "torch._functorch.compile_utils.fx_graph_cse": Internal("merges nodes as its partitioner does"),

@@ -194,7 +194,6 @@ def test_a_file_beside_it_stands_for_no_module_of_python_later(tmp_path: Path) -
     [
         ("torch.inference_mode()", "torch.inference_mode"),
         ("torch.autocast('cpu')", "torch.autocast"),
-        ("torch.device('meta')", "a mode"),
     ],
 )
 def test_a_mode_that_a_function_leaves_entered_is_named(

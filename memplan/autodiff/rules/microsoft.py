@@ -65,7 +65,7 @@ def _biased(ctx: Context) -> Value:
 # -- products and pieces ---------------------------------------------------------------------------
 
 
-@_microsoft("FusedMatMul", "TransposeMatMul")
+@_microsoft("FusedMatMul")
 def fused_matmul(ctx: Context) -> Values:
     """alpha·A·B, each perhaps transposed before."""
     left, right = (_operand(ctx, slot, side) for slot, side in enumerate("AB"))
@@ -188,23 +188,3 @@ def bias_dropout(ctx: Context) -> Values:
     dropped, mask = ctx.ops("Dropout", *given, outputs=2, seed=seed)
     residual = ctx.input(2)
     return [dropped if residual is None else dropped + residual, mask]
-
-
-# -- recurrent layers ------------------------------------------------------------------------------
-
-
-@_microsoft("LSTMTraining")
-def lstm(ctx: Context) -> Values:
-    """ONNX's: what else it saves is for its gradient."""
-    return _layer(ctx, "LSTM", 3)
-
-
-@_microsoft("GRUTraining")
-def gru(ctx: Context) -> Values:
-    """The same."""
-    return _layer(ctx, "GRU", 2)
-
-
-def _layer(ctx: Context, op: str, outputs: int) -> Values:
-    attributes = {item.name: helper.get_attribute_value(item) for item in ctx.node.attribute}
-    return ctx.ops(op, *ctx.inputs, outputs=outputs, **attributes)

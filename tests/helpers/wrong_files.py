@@ -182,6 +182,23 @@ def swapped(name: str) -> Change:
     return change
 
 
+def branch(change: Callable[[onnx.GraphProto], object], index: int) -> Change:
+    """Change a branch: the first is the one of a true flag."""
+    return lambda model: change(node(model, "branch").attribute[index].g)
+
+
+def outputs_change_places(model: onnx.ModelProto) -> None:
+    """Two outputs of one shape under each other's names."""
+    node(model, "u1").output[0], node(model, "u2").output[0] = "w2_new", "w1_new"
+
+
+def branches_change_places(model: onnx.ModelProto) -> None:
+    """Then is else."""
+    first, second = node(model, "branch").attribute
+    first.name, second.name = second.name, first.name
+
+
+_ZEROS = np.zeros((N, N), np.float32)
 _ULP = np.nextafter(np.float32(0.9), np.float32(1))
 _DECAY = np.linspace(0.1, 0.8, N, dtype=np.float32)
 _DECAY_ULP = _DECAY.copy()
@@ -227,15 +244,24 @@ WRONG.update(
         "a rebuilt dropout has the wrong scale": content("share", np.asarray(0.25, np.float32)),
         "a rebuilt dropout multiplies": operator("drop/rebuild_scale", "Mul"),
         "a fence has an axis": content("none", np.zeros(1, np.int64)),
+        "outputs change places": outputs_change_places,
+        "branches change places": branches_change_places,
+        "a branch computes something else": branch(
+            lambda graph: setattr(graph.node[0], "op_type", "Sigmoid"), 1
+        ),
+        "a branch reads another tensor": branch(
+            lambda graph: graph.node[0].input.__setitem__(0, "probs"), 0
+        ),
+        "a name in a body hides one outside": branch(
+            lambda graph: graph.initializer.append(numpy_helper.from_array(_ZEROS, "dh2")), 0
+        ),
+        # A weight that need not be given starts elsewhere.
+        "an input has another default": lambda model: model.graph.initializer.append(
+            numpy_helper.from_array(_ZEROS, "w1")
+        ),
         "a view has another shape": content("square", np.asarray([N * N, 1], np.int64)),
     }
 )
-
-
-@wrong
-def outputs_change_places(model: onnx.ModelProto) -> None:
-    """Two outputs of one shape under each other's names."""
-    node(model, "u1").output[0], node(model, "u2").output[0] = "w2_new", "w1_new"
 
 
 @wrong
@@ -275,42 +301,6 @@ def one_element_is_zeroed(model: onnx.ModelProto) -> None:
     made = helper.make_node("Mul", ["dw1", "hole"], ["dw1_holed"], name="holed")
     _insert(model.graph, _place(model, "scaled1"), made)
     node(model, "scaled1").input[0] = "dw1_holed"
-
-
-@wrong
-def an_input_has_another_default(model: onnx.ModelProto) -> None:
-    """A weight that need not be given starts elsewhere."""
-    model.graph.initializer.append(numpy_helper.from_array(np.zeros((N, N), np.float32), "w1"))
-
-
-def _branch(model: onnx.ModelProto, index: int) -> onnx.GraphProto:
-    return node(model, "branch").attribute[index].g
-
-
-@wrong
-def a_branch_computes_something_else(model: onnx.ModelProto) -> None:
-    """The branch that is taken less often."""
-    _branch(model, 1).node[0].op_type = "Sigmoid"
-
-
-@wrong
-def a_branch_reads_another_tensor(model: onnx.ModelProto) -> None:
-    """A captured tensor of the same shape."""
-    _branch(model, 0).node[0].input[0] = "probs"
-
-
-@wrong
-def branches_change_places(model: onnx.ModelProto) -> None:
-    """Then is else."""
-    first, second = node(model, "branch").attribute
-    first.name, second.name = second.name, first.name
-
-
-@wrong
-def a_name_in_a_body_hides_one_outside(model: onnx.ModelProto) -> None:
-    """A constant of the body under the name of the tensor that was captured."""
-    hidden = numpy_helper.from_array(np.zeros((N, N), np.float32), "dh2")
-    _branch(model, 0).initializer.append(hidden)
 
 
 def wrong_file(name: str) -> onnx.ModelProto:

@@ -55,7 +55,7 @@ MISSED_BY_RUNS = {
     "a scalar constant is off by one ulp",
     "an element of a constant is off by one ulp",
     # The runs give values to all inputs that have no default in the original.
-    "an_input_has_another_default",
+    "an input has another default",
     # A Dropout with a seed draws the same in both of its nodes.
     "a_random_operator_runs_twice",
 }

@@ -58,7 +58,7 @@ def test_gradients_are_those_of_pytorch(name: str) -> None:
 
 def test_command_writes_files_that_need_no_assumption(tmp_path: Path) -> None:
     wanted = ["--only", "vit", "--only", "densenet"]
-    assert nets.main([str(tmp_path), "--size", "tiny", *wanted]) == 0
+    nets.main([str(tmp_path), "--size", "tiny", *wanted])
     files = sorted(tmp_path.iterdir())
     assert [path.name for path in files] == ["densenet_tiny.onnx", "vit_tiny.onnx"]
     for path in files:

@@ -11,7 +11,6 @@ import onnx
 import pytest
 from onnx import helper
 
-from helpers.analyses import small_graph
 from helpers.reports import Page, data_of
 from memplan.api.analysis import Analysis, analyze
 from memplan.report.html.module_tree import module_tree
@@ -24,6 +23,14 @@ from memplan.report.torch_snapshot import torch_snapshot
 from memplan.simulate.allocation import is_resident
 from memplan.simulate.narrowing import narrowings
 from memplan.units import format_bytes
+
+
+def small_graph(*nodes: onnx.NodeProto) -> onnx.ModelProto:
+    inputs = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [4])]
+    output = nodes[-1].output[0] if nodes else "x"
+    outputs = [helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, [4])]
+    graph = helper.make_graph(list(nodes), "small", inputs, outputs)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
 
 
 def html(analysis: Analysis, top: int = 20) -> str:

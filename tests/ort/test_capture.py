@@ -40,24 +40,6 @@ def test_loss_and_gradients_are_those_of_pytorch_in_float64(name: str) -> None:
     assert gradient_error(capture, module, batch, lambda: module(*batch)) <= TOLERANCE
 
 
-def test_average_pools_whose_windows_differ() -> None:
-    """Padding that does not count, and a last window that reaches beyond it."""
-    pools = [
-        torch.nn.AvgPool2d(3, 1, 1, count_include_pad=False),
-        torch.nn.AvgPool2d(3, 2, 1, ceil_mode=True),
-        torch.nn.AvgPool2d(2, 2, ceil_mode=True, count_include_pad=False),
-    ]
-    torch.manual_seed(0)
-    module = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 1), *pools).double()
-    x = torch.randn(2, 2, 10, 13, dtype=torch.float64)
-
-    def loss(model: Any, x: Any) -> Any:
-        return model(x).square().sum()
-
-    capture = captured(memplan.TorchStep(module, loss, (x,)))
-    assert gradient_error(capture, module, (x,), lambda: loss(module, x)) <= TOLERANCE
-
-
 def test_a_network_of_float16_as_a_whole() -> None:
     """PyTorch keeps what a normalization was by in float16, ONNX in float32."""
     torch.manual_seed(0)
@@ -80,23 +62,6 @@ def test_a_network_of_float16_as_a_whole() -> None:
         )
 
 
-def optimizers(module: Any) -> dict[str, Any]:
-    matrices = [p for p in module.parameters() if p.dim() > 1]
-    others = [p for p in module.parameters() if p.dim() <= 1]
-    groups = [
-        {"params": matrices, "weight_decay": 0.1, "lr": 0.02},
-        {"params": others, "weight_decay": 0.0, "lr": 0.005},
-    ]
-    nesterov = {"lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}
-    return {
-        "SGD": torch.optim.SGD([dict(group) for group in groups], lr=0.1),
-        "Nesterov": torch.optim.SGD(module.parameters(), **nesterov),
-        "AdamW": torch.optim.AdamW([dict(group) for group in groups], betas=(0.8, 0.95)),
-        "RMSprop": torch.optim.RMSprop(module.parameters(), lr=0.001, momentum=0.5),
-        "Adafactor": torch.optim.Adafactor(module.parameters(), lr=0.01),
-    }
-
-
 def eager(module: Any, optimizer: Any, batches: Any) -> list[float]:
     losses = []
     for batch in batches:
@@ -108,33 +73,7 @@ def eager(module: Any, optimizer: Any, batches: Any) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("kind", ["SGD", "Nesterov", "AdamW", "RMSprop", "Adafactor"])
-def test_trains_as_the_optimizer_does(kind: str) -> None:
-    """Groups, and for AdamW an optimizer that has taken two steps already."""
-    module, batch = net("mlp")
-    batches = [tuple(t + 0.1 * k for t in batch) for k in range(6)]
-    optimizer = optimizers(module)[kind]
-    if kind == "AdamW":
-        eager(module, optimizer, batches[:2])
-    capture = captured(memplan.TorchStep(module, None, batch, optimizer))
-    losses, state = trained(capture, batches)
-    np.testing.assert_allclose(losses, eager(module, optimizer, batches), rtol=2e-6)
-    for name, parameter in module.named_parameters():
-        np.testing.assert_allclose(state[name], parameter.detach().numpy(), rtol=2e-5, atol=2e-6)
-
-
-def test_running_statistics_are_those_of_pytorch() -> None:
-    module, batch = net("unet")
-    module.train()
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
-    capture = captured(memplan.TorchStep(module, None, batch, optimizer))
-    _, state = trained(capture, [batch] * 3)
-    eager(module, optimizer, [batch] * 3)
-    for name, buffer in module.named_buffers():
-        np.testing.assert_allclose(state[name], buffer.numpy(), rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "lstm_both_ways"])
+@pytest.mark.parametrize("name", ["gpt2", "lstm_both_ways", "unet"])
 def test_a_dynamic_batch_may_have_any_size(name: str) -> None:
     module, batch = net(name)
     capture = captured(memplan.TorchStep(module, None, batch, dynamic="batch"))
@@ -166,13 +105,6 @@ def test_rows_that_are_read_twice_are_added_by_an_operator_that_loses_nothing() 
     assert gradient_error(capture, module, batch, lambda: module(*batch)) <= TOLERANCE
 
 
-def test_a_dynamic_batch_may_be_larger() -> None:
-    module, batch = net("unet")
-    capture = captured(memplan.TorchStep(module, None, batch, dynamic="batch"))
-    larger = tuple(torch.cat([t, t[:1]]) for t in batch)
-    assert gradient_error(capture, module, larger, lambda: module(*larger)) <= 1e-4
-
-
 def test_float16_under_autocast() -> None:
     net = torch.nn.Sequential(
         torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.LayerNorm(16), torch.nn.Linear(16, 4)
@@ -189,18 +121,6 @@ def test_float16_under_autocast() -> None:
     kinds = {tensor.type.tensor_type.elem_type for tensor in capture.model.graph.value_info}
     assert 10 in kinds  # float16
     assert gradient_error(capture, net, batch, lambda: loss(net, *batch)) <= 0.01
-
-
-def test_dropout_is_captured_in_training_mode() -> None:
-    module = torch.nn.Sequential(torch.nn.Linear(8, 512), torch.nn.Dropout(0.5))
-
-    def loss(model: Any, x: Any) -> Any:
-        return (model(x) == 0).float().mean() + 0 * model(x).mean()
-
-    x = torch.randn(4, 8)
-    capture = captured(memplan.TorchStep(module, loss, {"x": x}))
-    dropped = outputs_of(capture.model, {"x": x.numpy()})["loss"]
-    assert 0.4 < float(dropped) < 0.6
 
 
 def test_a_rewritten_capture_trains_like_pytorch(tmp_path: Path) -> None:

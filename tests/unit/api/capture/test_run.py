@@ -18,7 +18,7 @@ from memplan.proto.metadata import CHECKPOINT_KEY, PHASE_KEY, get_metadata
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
-from helpers.torch_steps import captured, net  # noqa: E402
+from helpers.torch_steps import captured  # noqa: E402
 
 nn = torch.nn
 pytestmark = pytest.mark.slow
@@ -161,22 +161,28 @@ def test_json_holds_what_the_text_says(tmp_path: Path) -> None:
     assert isinstance(found["weight_bytes"], int)
 
 
+CLASSES = (torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))
+
+
+def as_it_is(model: Any, batch: Any) -> Any:
+    x, targets = batch
+    return (model(x) - targets).square().mean()
+
+
 @pytest.mark.parametrize(
-    ("loss", "batch"),
+    ("loss", "batch", "names"),
     [
-        (nn.CrossEntropyLoss(), (torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))),
-        (
-            nn.functional.cross_entropy,
-            (torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64)),
-        ),
-        (lambda model, x: {"loss": model(x).mean()}, torch.zeros(2, 4)),
-        (lambda model, x: (model(x).mean(), x), [torch.zeros(2, 4)]),
+        (nn.CrossEntropyLoss(), CLASSES, ("input", "target")),
+        (nn.functional.cross_entropy, CLASSES, ("input", "target")),
+        (lambda model, x: {"loss": model(x).mean()}, torch.zeros(2, 4), ("x",)),
+        (lambda model, x: (model(x).mean(), x), [torch.zeros(2, 4)], ("x",)),
+        (as_it_is, (torch.zeros(2, 4), torch.zeros(2, 3)), ("batch_0", "batch_1")),
     ],
 )
-def test_losses_of_every_form(loss: Any, batch: Any) -> None:
+def test_losses_of_every_form(loss: Any, batch: Any, names: tuple[str, ...]) -> None:
     capture = captured(memplan.TorchStep(nn.Linear(4, 3), loss, batch))
     assert capture.contract.loss == "loss"
-    assert capture.batch[0] in ("input", "x")
+    assert capture.batch == names
 
 
 class Output(dict[str, Any]):
@@ -219,20 +225,6 @@ def tokens(*names: str) -> dict[str, Any]:
 def test_models_that_answer_with_a_loss_and_more(loss: Any) -> None:
     batch = tokens("input_ids", "attention_mask", "labels")
     assert captured(memplan.TorchStep(Labelled(), loss, batch)).batch == tuple(batch)
-
-
-def test_a_function_may_take_the_batch_as_it_is() -> None:
-    def loss(model: Any, batch: Any) -> Any:
-        x, targets = batch
-        return (model(x) - targets).square().mean()
-
-    given = (torch.zeros(2, 4), torch.zeros(2, 3))
-    assert captured(memplan.TorchStep(nn.Linear(4, 3), loss, given)).batch == ("batch_0", "batch_1")
-
-
-def test_a_model_that_returns_its_loss() -> None:
-    module, batch = net("mlp")
-    assert captured(memplan.TorchStep(module, None, batch)).batch == ("x", "targets")
 
 
 def test_checkpoints_of_the_model_are_marked() -> None:

@@ -27,6 +27,7 @@ from benchmarks.models import DIMS, shared_models
 from benchmarks.record import arguments, run
 from memplan.ops.cost import DEVICES, node_costs
 from memplan.passes.manager import NAMES, make_passes, run_passes
+from memplan.passes.order import Order
 from memplan.runtime.inputs import synthesize
 from memplan.simulate.floor import structural_floor
 from memplan.simulate.opened import OpenModel, open_model
@@ -80,7 +81,7 @@ def moves_of(path: Path) -> tuple[tuple[Move, ...], float]:
     model = open_model(path, DIMS.get(path.stem, {}))
     first = simulate(model.graph, session_kind("tuned"))
     begin = time.perf_counter()
-    steps = run_passes(make_passes(NAMES, rounds=ROUNDS), model, first)
+    steps = run_passes(make_passes(NAMES, order=Order(ROUNDS)), model, first)
     seconds = time.perf_counter() - begin
     rows = [("original", model, first, "")]
     rows += [(step.name, step.model, step.timeline, step.note) for step in steps]

@@ -63,22 +63,21 @@ def recorded(steps: Sequence[PassStep]) -> dict[str, list[str]]:
 
 
 def make_passes(
-    names: Sequence[str], wrt: tuple[str, ...] = (), seconds: float = 2.0, rounds: int = 0
+    names: Sequence[str], wrt: tuple[str, ...] = (), order: Order | None = None
 ) -> tuple[Pass, ...]:
-    """The passes of these names. ``wrt``: see :class:`Prune`; ``seconds``: for the order, or
-    ``rounds`` instead."""
+    """The passes of these names. ``wrt``: see :class:`Prune`."""
     known: dict[str, Pass] = {
         Elide.name: Elide(),
         Prune.name: Prune(wrt),
         Release.name: Release(),
         Masks.name: Masks(),
-        Order.name: Order(seconds, rounds),
+        Order.name: order or Order(),
     }
     return tuple(known[name] for name in names)
 
 
 def passes_for(
-    session: SessionKind, wrt: tuple[str, ...], seconds: float, rounds: int = 0
+    session: SessionKind, wrt: tuple[str, ...], order: Order | None = None
 ) -> tuple[Pass, ...]:
     """All passes that fit the kind of session.
 
@@ -87,7 +86,7 @@ def passes_for(
     outputs are removed.
     """
     ordered = session.priority_order and not session.reuse
-    return make_passes(NAMES if ordered else (Prune.name,), wrt, seconds, rounds)
+    return make_passes(NAMES if ordered else (Prune.name,), wrt, order)
 
 
 def run_passes(

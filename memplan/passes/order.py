@@ -11,9 +11,10 @@ large tensors, such as masks, made early (:mod:`memplan.passes.early`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
+from memplan.deadline import Deadline
 from memplan.errors import PlanError
 from memplan.ir.graph import Graph, Phase
 from memplan.ir.phases import Phases
@@ -26,16 +27,18 @@ from memplan.simulate.state_memory import names_of, ordered_for_state
 from memplan.simulate.timeline import Timeline
 from memplan.units import printable
 
+# Attempts from every start, at least and at most; between that, of so many nodes in all.
+_ROUNDS, _NODES = (3, 40), 20_000
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """``seconds``: time for the search. ``rounds``: attempts instead of it (0: ``seconds``), so
-    that every run finds the same order.
-    """
+    """``rounds``: attempts of the search from every start; 0: as many as suit the size of the
+    graph, so that every run finds the same order. ``deadline``: when to stop before that."""
 
     name: ClassVar[str] = "order"
-    seconds: float = 2.0
     rounds: int = 0
+    deadline: Deadline = field(default_factory=Deadline)
 
     def apply(self, model: OpenModel, timeline: Timeline) -> Applied:
         """The model in a lower order, if the search finds one."""
@@ -46,7 +49,9 @@ class Order:
         request = PlanRequest(model.graph, timeline.session, 0, _no_costs)
         prepared = prepare(request)
         floor = prepared.floor.with_workspace
-        options = LowestOptions(self.seconds, self.rounds, floor)
+        nodes = max(1, len(model.graph.nodes))
+        rounds = self.rounds or max(_ROUNDS[0], min(_NODES // nodes, _ROUNDS[1]))
+        options = LowestOptions(rounds, floor, self.deadline)
         starts = [
             early_order(model.graph, updates_of(model.phases)),
             early_results(timeline, alone=False),

@@ -175,7 +175,7 @@ def encode(
         maker=np.asarray(maker, dtype=np.int64),
         overwriter=_overwriters(graph, len(maker)),
     )
-    arrays = with_makers(arrays, (), forms)
+    arrays = with_makers(arrays, forms)
     for form in forms:
         # Unread it is taken out, so it holds nothing to the end.
         arrays.fleeting[arrays.write_start[form.encode[-1] + 1] - 1] = True

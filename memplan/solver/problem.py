@@ -51,6 +51,8 @@ class Arrays(NamedTuple):
     # (T+1, or empty where there are none) and tensor by tensor: further nodes that make it again
     other_start: Ints = np.zeros(0, np.int64)
     others: Ints = np.zeros(0, np.int64)
+    # (N, or empty where there are none) the tensor of which a node makes another form, or NONE
+    encodes: Ints = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,8 @@ class Problem:
     ``order`` is the sequence without recomputation. ``budget`` bounds dynamic bytes and workspace
     (resident bytes are already taken off). Nodes that do not stand in ``order`` are rebuild rules:
     cheaper ways to make a tensor again. Those of ``forms`` keep a tensor in another form while it
-    is there, as nothing makes that form afterwards (:mod:`memplan.solver.forms`). ``start`` is
+    is there, as nothing makes that form afterwards: a move that reads it puts them right behind
+    what makes the tensor (:mod:`memplan.solver.search.moves`). ``start`` is
     where a search begins: ``order``, with the recomputations that were asked for; those of
     ``protected`` nodes must stay. ``forward``, ``intensive`` and ``labels`` matter to some baseline
     planners only (:mod:`memplan.solver.strategies`); None: not known. ``known``: sequences found

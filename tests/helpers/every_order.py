@@ -109,7 +109,7 @@ def asked_case(seed: int) -> Asked:
     for form in forms:
         node = next(k for k, op in enumerate(ops) if case.tensors[op.name] == form.tensor)
         maker[form.tensor] = node if ops[node].again else NONE
-    case.arrays = with_makers(case.arrays._replace(maker=maker), (), forms)
+    case.arrays = with_makers(case.arrays._replace(maker=maker), forms)
     start, protected = case.order, np.zeros(len(ops), np.bool_)
     again = [k for k in case.order.tolist() if k in case.arrays.maker.tolist()]
     if again and draw.random() < 0.4:

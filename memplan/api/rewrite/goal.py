@@ -12,6 +12,7 @@ from memplan.options import RewriteOptions
 from memplan.passes.chunk.asked import Asked, Room
 from memplan.passes.graph_pass import Pass
 from memplan.passes.manager import passes_for
+from memplan.passes.order import Order
 from memplan.passes.prune import Prune
 from memplan.planning.costs import NodeCosts, check_costs, measured_costs, read_costs
 from memplan.planning.forms.extend_graph import NO_KINDS
@@ -44,8 +45,8 @@ _PASSES = 0.5
 # For every node, what is to be written takes about so many times what opening took: applying,
 # checking its bytes, proving and writing. Making chunks and encoding them take so many.
 _CLOSING, _MAKING = 2.5, 1.0
-# The pass that orders nodes may take this share of the time left, and at most so long.
-_ORDER_SHARE, _ORDER_SECONDS = 0.25, 2.0
+# The pass that orders nodes may take this share of the time left.
+_ORDER_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,8 @@ class Goal:
         options = self.options
         if options.passes == "none":
             return ()
-        seconds = self.deadline.share(_ORDER_SHARE, _ORDER_SECONDS).left
-        every = passes_for(self.session, options.wrt, seconds, options.effort)
+        order = Order(options.effort, self.deadline.share(_ORDER_SHARE))
+        every = passes_for(self.session, options.wrt, order)
         return tuple(e for e in every if e.name == Prune.name) if self.prune_alone else every
 
     @property

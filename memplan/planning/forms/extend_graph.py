@@ -42,7 +42,6 @@ def extend(
     """
     builder, facts = Dormant(graph, provider), Facts(graph, values, exact=False)
     add_dropouts(builder, facts)
-    # A search takes the last kind off first (:func:`memplan.solver.forms.without_last_kind`).
     if PACKED in kinds:
         add_packs(builder)
     for tensor in sorted(offload):

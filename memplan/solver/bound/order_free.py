@@ -165,8 +165,11 @@ class OrderFreeBound:
             if self._over(wanted):
                 return None
             if events not in self.scored:
-                found = self._program(events).solve(self._effort(), 0.0, wanted(), relaxed=True)
-                self.scored[events], self.fresh = found.seconds, True
+                effort = self._effort()
+                found = self._program(events).solve(effort, 0.0, wanted(), relaxed=True)
+                self.fresh = True
+                if not effort.deadline.passed:
+                    self.scored[events] = found.seconds
                 if self._learn(found.seconds, events):
                     rounded = found, events
         if rounded is not None and rounded[0].held is not None:
@@ -180,8 +183,10 @@ class OrderFreeBound:
         for events in ranked[: self.params.solved]:
             if self._over(wanted) or self.scored[events] < self.params.worth * self.seconds:
                 break
-            self.solved.add(events)
-            found = self._program(events).solve(self._effort(), self.params.gap, wanted())
+            effort = self._effort()
+            found = self._program(events).solve(effort, self.params.gap, wanted())
+            if not effort.deadline.passed:
+                self.solved.add(events)
             if self._learn(found.seconds, events) or best is None:
                 best = events
             if found.held is not None:

@@ -8,7 +8,7 @@ of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -33,12 +33,12 @@ _IDLE = 40
 
 @dataclass(frozen=True, slots=True)
 class LowestOptions:
-    """``seconds``: when to stop; ``rounds``: after so many attempts instead (0: ``seconds``), so
-    that every run finds the same order. ``floor``: no order goes below these bytes."""
+    """``rounds``: attempts from every start, so that every run finds the same order; ``deadline``:
+    when to stop before that. ``floor``: no order goes below these bytes."""
 
-    seconds: float = 2.0
-    rounds: int = 0
+    rounds: int = 40
     floor: int = 0
+    deadline: Deadline = field(default_factory=Deadline)
 
 
 def lowest_order(
@@ -52,15 +52,11 @@ def lowest_order(
     """
     starts = [np.asarray(order, dtype=np.int64) for order in (depth_first(problem), *others)]
     starts = [order for order in starts if (order != problem.order).any()]
-    deadline = Deadline(options.seconds)
-    share = replace(options, seconds=options.seconds / (1 + len(starts)))
-    best = _Descent(problem, share, problem.order)
+    best = _Descent(problem, options, problem.order)
     best.run()
     for start in starts:
-        other = _Descent(problem, share, settle(problem.arrays, start))
-        # A beam over a long order may have taken all the time: then its peak alone is looked at.
-        if options.rounds or not deadline.passed:
-            other.run()
+        other = _Descent(problem, options, settle(problem.arrays, start))
+        other.run()  # where time is over, its peak alone is looked at
         best = other if other.peak < best.peak else best
     return best.best
 
@@ -74,7 +70,6 @@ class _Descent:
         self.random = np.random.default_rng(0)
         self.best: Ints = start
         self.peak = self._peak(start)
-        self.deadline = Deadline(options.seconds)
 
     def run(self) -> None:
         """Attempts until time, rounds or ideas are over."""
@@ -85,9 +80,7 @@ class _Descent:
             number += 1
 
     def _over(self, number: int) -> bool:
-        if self.options.rounds:
-            return number >= self.options.rounds
-        return self.deadline.passed
+        return number >= self.options.rounds or self.options.deadline.passed
 
     def _attempt(self, number: int) -> Ints:
         """A new order: the best one eased by moves, or every third time one that a beam finds."""

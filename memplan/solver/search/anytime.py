@@ -26,18 +26,14 @@ graph of 250 nodes costs 0.30% instead of 4.26%, and on a U-Net at half of its p
 beats the *bound* of the fixed one. Moving nodes inside the neighbourhood search diluted it on
 ResNet-50, where plans got worse for the same time; most training graphs come from autodiff in a
 nearly ideal order. So whole new orders are starts (:mod:`memplan.solver.search.starts`): the
-file's, beams of several widths, good plans shaken. None is best for recomputation, and which one is
-shows only at the end, so each is tried for a short time and the best few for longer. Published
-planners' plans are starts as well, and those that the certificate's solutions describe, which local
-moves hardly find: a plan is never worse than theirs.
+file's, those that beams find, good plans shaken. None is best for recomputation, and which one is
+shows only at the end, so each is searched from, and the best few once more.
 
 **Where nothing fits** greedy is stuck in front of its aim. Aiming lower than asked for helps
 (:mod:`memplan.solver.search.lowest_peak`): the plan for less can be the easier one.
 
-**When to stop.** By the clock, at the target that the certificate sets (within ``gap`` of the
-bound), when nothing has come for long, or after a number of rounds: then nothing looks at a clock,
-and the same plan comes out on every machine. A round on 100,000 nodes takes long, so the search
-learns how long before it begins the next.
+**How much of it** is counted in rounds, never measured in seconds: the same plan comes out on every
+machine. A time limit only ends a search early (:mod:`memplan.solver.strategies.portfolio`).
 
 Everything that runs often is compiled; this module only decides what to run next.
 """
@@ -63,26 +59,28 @@ from memplan.solver.search.starts import Starts
 _LOG = logging.getLogger(__name__)
 
 
+# Rounds of the refinement per call, so that a temperature holds for as many; on graphs longer than
+# so many positions, where one takes long, the clock is looked at behind each.
+_PER_CALL, _LONG = 4, 3000
+
+
 def solve(
     problem: Problem,
     deadline: Deadline,
     options: SearchOptions | None = None,
     found: Callable[[Ints], None] | None = None,
     enough: Callable[[float], bool] | None = None,
-    meet: Callable[[Ints], Ints] | None = None,
 ) -> Decision:
-    """The best sequence found until ``deadline``, compilation not counted.
+    """The best sequence found, compilation not counted.
 
     Args:
         problem: what to solve.
-        deadline: when to stop.
+        deadline: when to stop before all rounds are done.
         options: see :class:`SearchOptions`.
         found: told of every sequence that fits and is better than those before.
         enough: given the best extra cost in seconds, says whether to stop (a bound is reached).
-        meet: given the best sequence before the last refinement, returns the one to refine (of
-            several searches: the best of all).
     """
-    search = AnytimeSearch(problem, deadline, options or SearchOptions(), found, enough, meet)
+    search = AnytimeSearch(problem, deadline, options or SearchOptions(), found, enough)
     decision = search.run()
     if _LOG.isEnabledFor(logging.INFO):
         search.log_end(decision)
@@ -99,15 +97,14 @@ class AnytimeSearch:
         options: SearchOptions,
         found: Callable[[Ints], None] | None = None,
         enough: Callable[[float], bool] | None = None,
-        meet: Callable[[Ints], Ints] | None = None,
     ) -> None:
         # Compiled code checks no index.
-        given = (problem.start, *(options.starts or ()))
+        given = (problem.start, *options.starts)
         if any(each.max(initial=0) >= len(problem.arrays.cost) for each in given):
             raise ValueError("a start names nodes that the problem does not have")
         self.problem, self.arrays, self.budget = problem, problem.arrays, problem.budget
         self.options, self.params = options, options.params
-        self.found, self.enough, self.meet = found, enough, meet
+        self.found, self.enough = found, enough
         self.random = np.random.default_rng(options.seed)
         self.original: Flags = np.zeros(len(self.arrays.cost), np.bool_)
         self.original[problem.order] = True
@@ -119,31 +116,23 @@ class AnytimeSearch:
         self.best: Ints | None = None
         self.fallback: Ints = problem.start
         self.started_from = self.rounds = 0
-        self.deadline = deadline.share()
+        self.deadline = deadline
 
     def run(self) -> Decision:
         """Greedy from the given order; other orders explored; the best refined."""
         seed_random(self.options.seed)
         if self._excess(self.problem.start) <= 0:
             return self._decision(self.problem.start)
-        if self.options.begin is not None:
-            self._offer(self.options.begin, self._excess(self.options.begin))
-        else:
-            for start in self.options.starts:
-                self._offer(start, self._excess(start))
-            if self.best is None:
-                self._construct(self.problem.start)
-            if self.options.order and self.params.explore > 0 and not self._stop():
-                self._explore()
-        if self.best is None and self.options.refine:
+        for start in self.options.starts:
+            self._offer(start, self._excess(start))
+        if self.best is None:
+            self._construct(self.problem.start)
+        if self.options.order and self.options.iterations:
+            self._explore()
+        if self.best is None:
             self._struggle()
-        if self.best is not None and self.options.refine:
-            if self.meet is not None:
-                self._take(self.meet(self.best))
-            self._refine()
-            if self.params.keep_shaking and not self.options.iterations:
-                self._keep_shaking()
         if self.best is not None:
+            self._refine()
             return self._decision(self.best)
         # The least summed excess need not be the lowest peak.
         found = [self._decision(s) for s in (self.fallback, self.problem.start)]
@@ -181,7 +170,7 @@ class AnytimeSearch:
             return "nothing is recomputed"
         if self.enough is not None and self.enough(extra):
             return "told that it is enough"
-        return "rounds are over" if self.options.iterations else "nothing more came"
+        return "rounds are over"
 
     def _exchange(self, sequence: Ints | None) -> Ints | None:
         """Put another best sequence in place; the one before."""
@@ -202,53 +191,40 @@ class AnytimeSearch:
             self._offer(sequence, excess)
 
     def _explore(self) -> None:
-        """Greedy and a short search from many starts; then a longer one from the best few."""
-        total = self.deadline.seconds
-        until = self.params.explore * self.params.first_look * total
+        """Greedy and a search from several starts, then one more from the best few of them."""
         found: list[tuple[float, Ints]] = []
-        idle = number = 0
-        while idle < self.params.idle_starts and not self._stop():
-            over = self.deadline.spent > until
-            if number >= self.params.counted_starts if self.options.iterations else over:
+        first = self.options.turn * self.params.starts
+        for number in range(first, first + self.params.starts):
+            if self._stop():
                 break
-            before = self.best
-            result = self._search_from(self._start(number), self.params.start_share * total)
+            result = self._search_from(self._start(number))
             if result is not None:
                 found.append(result)
-            idle = 0 if self.best is not before or self.best is None else idle + 1
-            number += 1
-        self._continue_best(sorted(found, key=lambda item: item[0])[: self.params.best_few])
+        for _, start in sorted(found, key=lambda item: item[0])[: self.params.best_few]:
+            if self._stop():
+                return
+            best = self._exchange(start)
+            self._refine()
+            longer = self._exchange(best)
+            if longer is not None:
+                self._take(longer)
 
     def _start(self, number: int) -> Ints:
-        """What was given; then new orders and, twice as often, shaken plans."""
-        if number < len(self.options.starts):
-            return self.options.starts[number]
-        number -= len(self.options.starts)
+        """New orders and, twice as often, shaken plans."""
         if self.best is not None and number > 1 and number % self.params.new_order_every:
             return self.starts.shaken(self.best)
-        return self.starts.ordered(number, self.options.iterations > 0)
+        return self.starts.ordered(number)
 
-    def _keep_shaking(self) -> None:
-        """With the rest of the time: shaken plans, searched and refined."""
-        idle = 0
-        while idle < self.params.idle_starts and not self._stop():
-            assert self.best is not None
-            before = self.best
-            seconds = self.params.start_share * self.deadline.seconds
-            self._search_from(self.starts.shaken(self.best), seconds)
-            idle = 0 if self.best is not before else idle + 1
-
-    def _search_from(self, start: Ints, seconds: float) -> tuple[float, Ints] | None:
-        """Greedy and a short search; the best sequence from this start with its cost."""
+    def _search_from(self, start: Ints) -> tuple[float, Ints] | None:
+        """Greedy and refinement; the best sequence from this start with its cost."""
         self.started_from += 1
         best = self._exchange(None)
-        until = self.deadline.spent + seconds
         excess = self._excess(start)
         self._offer(start, excess)
         if excess > 0:
             self._construct(start)
         if self.best is not None:
-            self._refine(until, self.params.start_patience)
+            self._refine()
         found = self._exchange(best)
         if found is None:
             _LOG.debug("%s: start %d leads to no plan", self.label, self.started_from)
@@ -258,26 +234,11 @@ class AnytimeSearch:
         self._take(found)
         return self._cost(found), found
 
-    def _continue_best(self, found: list[tuple[float, Ints]]) -> None:
-        """Longer searches from the best few of different starts."""
-        for left in range(len(found), 0, -1):
-            now = self.deadline.spent
-            until = self.params.explore * self.deadline.seconds
-            if self._stop() or (now >= until and not self.options.iterations):
-                return
-            best = self._exchange(found[len(found) - left][1])
-            self._refine(now + (until - now) / left, self.params.patience // 3)
-            longer = self._exchange(best)
-            if longer is not None:
-                self._take(longer)
-
     def _struggle(self) -> None:
         """No feasible sequence yet: keep the least excess and retry with noise."""
         params, random = self.params, self.random
-        # Where rounds are counted, so are these.
-        most = self.options.iterations or params.struggles if params.struggles else 0
         current, attempts = self.fallback, 0
-        while self.best is None and attempts < most and not self._stop():
+        while self.best is None and attempts < self.options.iterations and not self._stop():
             attempts += 1
             spread = params.struggle_noise
             noisy = self.price * np.exp(random.uniform(-spread, spread, len(self.price)))
@@ -293,28 +254,14 @@ class AnytimeSearch:
             current = self.fallback
         _LOG.debug("%s: %d restarts with noise", self.label, attempts)
 
-    def _refine(self, until: float = np.inf, patience: int | None = None) -> None:
-        """Large-neighbourhood search until time or rounds are over, or nothing comes.
-
-        ``until``: seconds after the search began; ``patience``: rounds without gain, fewer where
-        there is little to vary. Counted rounds go before.
-        """
+    def _refine(self) -> None:
+        """Large-neighbourhood search until rounds or time are over."""
         assert self.best is not None
-        params, counted = self.params, self.options.iterations
-        # A plan with few recomputations has little to vary; a handful more counts for the rest.
-        clones = len(self.best) - len(self.problem.order) + 5
-        patience = min(patience or params.patience, params.patience_per_clone * clones)
-        # By the clock, the first round tells how long one takes: 20 s on 100,000 nodes.
-        current, done, chunk, last_gain = self.best, 0, 4 if counted else 1, 0
-        one_round = 0.0
-        begun = gained_at = self.deadline.spent
-        until = min(until, self.deadline.seconds)
-        total = max(until - begun, 1e-9)
-        while not self._stop() and (done < counted or not counted):
-            now = self.deadline.spent
-            if now + one_round > until and not counted:
-                return
-            left = 1.0 - done / counted if counted else (until - now) / total
+        params, rounds = self.params, self.options.iterations
+        current, done = self.best, 0
+        chunk = _PER_CALL if len(self.problem.order) <= _LONG else 1
+        while done < rounds and not self._stop():
+            begun = self.deadline.spent
             # numba takes arrays, numbers and named tuples of these, no dataclass and no object:
             # what belongs together here is passed one by one, and what is constant in one tuple.
             current, self.best, gains = improve(
@@ -328,22 +275,14 @@ class AnytimeSearch:
                 self.budget,
                 chunk,
                 params.moving if self.options.order else params.moving_clones,
-                params.heat * left,
+                params.heat * (1.0 - done / rounds),
                 params.rounds,
             )
             done += chunk
             self.rounds += chunk
-            spent = self.deadline.spent - now
-            if not counted:
-                one_round = max(spent, 1e-6) / chunk
-                chunk = max(1, min(params.most_rounds, int(params.look_seconds / one_round)))
             if gains:
-                last_gain, gained_at = done, self.deadline.spent
                 self._report()
-            elif not counted and (
-                done - last_gain > patience
-                or self.deadline.spent - gained_at > max(params.idle_share * total, 1.0)
-            ):
+            if self.deadline.spent - begun > self.deadline.left:  # 20 s on 100,000 nodes
                 return
 
     def _report(self) -> None:

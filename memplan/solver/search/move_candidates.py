@@ -15,6 +15,7 @@ from memplan.solver.search.moves import (
     Gap,
     WorkArrays,
     maker_of,
+    place_of,
     saved_alone,
     score_move,
     ways_to_make,
@@ -32,11 +33,12 @@ class Moves(NamedTuple):
     """Moves, best first; the nodes of move ``k`` are ``used[k]`` from ``nodes[start[k]]`` on."""
 
     storage: Ints
-    at: Ints  # position before which the nodes are inserted
+    at: Ints  # position before which the storage is made again
     score: Floats  # saved excess (byte·steps) per second, times the random factor
     start: Ints
     used: Ints
     nodes: Ints
+    places: Ints  # by node: the position before which it is inserted, ``at`` or an earlier one
 
 
 @inner
@@ -159,7 +161,9 @@ def score_gaps(
             if count == 0 or value <= moves.score[g] or filled + count > len(moves.nodes):
                 continue
             for k in range(count):
-                moves.nodes[filled + k] = context.scratch.best[k]
+                node = context.scratch.best[k]
+                moves.nodes[filled + k] = node
+                moves.places[filled + k] = place_of(context.problem, context.tables, node, gap.at)
             moves.score[g], moves.start[g], moves.used[g] = value, filled, count
             filled += count
             leading = max(leading, value)
@@ -213,6 +217,7 @@ def enumerate_moves(
         np.zeros(count, np.int64),
         np.zeros(count, np.int64),
         np.zeros(LISTED * longest, np.int64),
+        np.zeros(LISTED * longest, np.int64),
     )
     filled = score_gaps(context, gaps, best, min(depth, SHALLOW), moves, 0 * count)
     if depth > SHALLOW:
@@ -228,6 +233,7 @@ def enumerate_moves(
         moves.start[found],
         moves.used[found],
         moves.nodes,
+        moves.places,
     )
 
 

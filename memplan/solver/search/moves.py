@@ -2,8 +2,9 @@
 
 A move takes a storage out of memory between two of its reads and recomputes, just before the
 second, the nodes that make its values again. Inputs that are dead by then are either kept alive
-longer or recomputed too (the *closure*), whichever the score prefers. Scores are estimates on the
-profile; a move that is taken is evaluated exactly.
+longer or recomputed too (the *closure*), whichever the score prefers. What is read in another form
+is encoded at a second place, right behind what makes the tensor, and kept from there on. Scores are
+estimates on the profile; a move that is taken is evaluated exactly.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from memplan.solver.evaluate import MemoryProfile
 from memplan.solver.index import Index, latest_before, shift_excess
 from memplan.solver.jit import leaf
 from memplan.solver.problem import NONE, Arrays, Flags, Floats, Ints
+
+# The storage of an extension that a move makes itself: another form of a tensor.
+ENCODED = -2
 
 
 class WorkArrays(NamedTuple):
@@ -84,6 +88,19 @@ def ways_to_make(problem: Arrays, tensor: int) -> int:
 
 
 @leaf
+def encoded_by(problem: Arrays, node: int) -> int:
+    """The tensor of which ``node`` makes another form, or NONE."""
+    return int(problem.encodes[node]) if len(problem.encodes) > 0 else NONE
+
+
+@leaf
+def place_of(problem: Arrays, index: Index, node: int, at: int) -> int:
+    """The position before which ``node`` is inserted by a move at ``at``."""
+    tensor = encoded_by(problem, node)
+    return at if tensor == NONE else int(index.made_at[latest_before(index, tensor, at)] + 1)
+
+
+@leaf
 def add_node(problem: Arrays, scratch: WorkArrays, node: int, count: int, stamp: int) -> int:
     """Add ``node`` to the move under construction; the new count, or -1 when it is full."""
     if scratch.node_mark[node] == stamp:
@@ -113,7 +130,7 @@ def drop_made(index: Index, scratch: WorkArrays, extensions: int, stamp: int) ->
     kept, again = 0, False
     for e in range(extensions):
         s = scratch.ext_storage[e]
-        if scratch.tensor_mark[scratch.ext_tensor[e]] == stamp:
+        if s != ENCODED and scratch.tensor_mark[scratch.ext_tensor[e]] == stamp:
             if s >= 0:
                 scratch.storage_mark[s] = 0
                 again = again or index.value_start[s + 1] - index.value_start[s] > 1
@@ -143,8 +160,17 @@ def close_over(
     while k < count:
         node = scratch.queue[k]
         k += 1
+        early = encoded_by(problem, node) != NONE
         for r in range(problem.read_start[node], problem.read_start[node + 1]):
             t = problem.reads[r]
+            if early:
+                # The tensor is there; what else it reads is made by what encodes, too.
+                missing = not problem.resident[t] and latest_before(index, t, at) == NONE
+                if missing and problem.maker[t] != NONE:
+                    count = add_node(problem, scratch, problem.maker[t], count, stamp)
+                if count < 0 or (missing and problem.maker[t] == NONE):
+                    return -1, 0
+                continue
             if len(profile.gone) > 0 and profile.gone[t] < at:
                 return -1, 0
             if problem.resident[t] or scratch.tensor_mark[t] == stamp:
@@ -153,8 +179,17 @@ def close_over(
             s = profile.value_storage[v] if v >= 0 else gap.evicted
             if s == gap.evicted:
                 maker = maker_of(problem, t, gap.way)
-                if maker == NONE:
+                if maker == NONE or (v == NONE and extensions >= len(scratch.ext_from)):
                     return -1, 0
+                tensor = encoded_by(problem, maker)
+                if v == NONE and tensor != NONE:
+                    if latest_before(index, tensor, at) == NONE:
+                        return -1, 0
+                    scratch.ext_storage[extensions], scratch.ext_tensor[extensions] = ENCODED, t
+                    scratch.ext_from[extensions] = place_of(problem, index, maker, at)
+                    scratch.ext_size[extensions] = problem.nbytes[t]
+                    scratch.ext_harm[extensions] = 0.0
+                    extensions += 1
                 count = add_node(problem, scratch, maker, count, stamp)
                 if count < 0:
                     return -1, 0
@@ -233,12 +268,16 @@ def insertion_excess(context: Context, gap: Gap, count: int, extensions: int) ->
     stamp = scratch.stamp[0]
     for k in range(count):
         node = scratch.chosen[k]
+        if encoded_by(problem, node) != NONE:
+            continue
         for r in range(problem.read_start[node], problem.read_start[node + 1]):
             scratch.reader[problem.reads[r]] = k
             scratch.reader_mark[problem.reads[r]] = stamp
     excess = 0.0
     for k in range(count):
         node = scratch.chosen[k]
+        if encoded_by(problem, node) != NONE:
+            continue
         for w in range(problem.write_start[node], problem.write_start[node + 1]):
             if problem.alias_of[w] == NONE:
                 level += problem.nbytes[problem.writes[w]]
@@ -313,7 +352,7 @@ def add_evicted(context: Context, gap: Gap, count: int) -> int:
         if index.last_read[v] < gap.at or index.made_at[v] >= gap.at:
             continue
         maker = maker_of(problem, profile.value_tensor[v], gap.way)
-        if index.made_at[v] > gap.after or maker == NONE:
+        if index.made_at[v] > gap.after or maker == NONE or encoded_by(problem, maker) != NONE:
             return -1
         count = add_node(problem, scratch, maker, count, stamp)
         if count < 0:
@@ -387,6 +426,8 @@ def worst_extension(problem: Arrays, scratch: WorkArrays, price: Floats, extensi
         harm = scratch.ext_harm[e]
         for way in range(ways_to_make(problem, scratch.ext_tensor[e])):
             maker = maker_of(problem, scratch.ext_tensor[e], way)
+            if encoded_by(problem, maker) != NONE:
+                continue
             if harm > 0 and harm / price[maker] > most:
                 worst, most = maker, harm / price[maker]
     return worst

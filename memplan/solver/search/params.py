@@ -66,29 +66,17 @@ class SearchParams:
     give_up: int = 10
     """Failed attempts in a row after which greedy is stuck."""
 
-    # Exploring: many starts, a short search from each, a longer one from the best few.
-    explore: float = 0.65
-    """Share of the time for other starts than the given one (0: none are explored)."""
-    first_look: float = 0.6
-    """Of that, the share for the short searches; the rest goes to the best few."""
+    # Exploring: several starts, a search from each, and one more from the best few.
+    starts: int = 3
+    """Starts that are searched from (0: none are explored)."""
     best_few: int = 3
-    """Starts from which a longer search goes on (0: none)."""
-    start_share: float = 0.06
-    """Share of the whole time for the short search from one start."""
-    start_patience: int = 300
-    """Rounds without gain after which that search ends."""
-    idle_starts: int = 12
-    """Starts in a row without gain after which no more are made."""
-    counted_starts: int = 3
-    """Starts where rounds are counted instead of time (0: none)."""
+    """Starts from which the search goes on (0: none)."""
 
     # What a start is made of (:mod:`memplan.solver.search.starts`).
     longest_beam: int = 6000
     """Longer sequences get no beam, it would be too narrow (0: no beams at all)."""
-    narrow_beam: int = 24
-    """Width of beams behind the first: quicker, and more different."""
-    counted_beam: int = 16
-    """Width of every beam where rounds are counted, whatever the machine."""
+    beam: int = 16
+    """Width of beams."""
     beam_noises: tuple[float, ...] = (0.02, 0.05, 0.2, 0.5)
     """Sizes of a beam's random factors, of which one is drawn."""
     beam_budgets: tuple[float, ...] = (0.8, 0.9, 1.0, 1.0, 1.1, 1.25)
@@ -96,8 +84,7 @@ class SearchParams:
     depth_first: bool = True
     """Whether the runtime's default order is a start."""
     new_order_every: int = 3
-    """One start in so many is a new order, the others are shaken plans (1: no plan is shaken
-    while orders are explored)."""
+    """One start in so many is a new order, the others are shaken plans (1: no plan is shaken)."""
     shakes: tuple[float, ...] = (0.3, 0.6, 1.0)
     """Shares of a plan's recomputations that a shake takes out, of which one is drawn."""
     ease_calls: int = 25
@@ -108,8 +95,6 @@ class SearchParams:
     """Calls without gain after which a start is eased no further."""
 
     # Struggling: nothing fits yet.
-    struggles: int = 300
-    """Restarts with noise after which an infeasible problem is given up (0: none)."""
     struggle_noise: float = 0.7
     """Prices are scattered by factors between exp(-x) and exp(x)."""
     struggle_scores: float = 0.3
@@ -130,20 +115,8 @@ class SearchParams:
     moving_clones: float = 0.04
     """The same where only recomputations may stand elsewhere."""
     heat: float = 0.03
-    """Temperature at the beginning, relative to the extra cost; it falls to 0 with the time (0:
+    """Temperature at the beginning, relative to the extra cost; it falls to 0 (0:
     only what is no worse is accepted)."""
-    patience: int = 5000
-    """Rounds without gain after which the refinement ends."""
-    patience_per_clone: int = 80
-    """It ends after so many rounds per recomputation where that is less."""
-    idle_share: float = 0.4
-    """It ends, too, when this share of its time brought nothing."""
-    look_seconds: float = 0.1
-    """Seconds per call of the compiled rounds, between looks at the clock."""
-    most_rounds: int = 2000
-    """Rounds per such call, at most."""
-    keep_shaking: bool = True
-    """Whether the rest of the time goes to shaken plans, searched and refined."""
 
 
 PARAMS = SearchParams()
@@ -154,16 +127,15 @@ class SearchOptions:
     """What is asked of a search.
 
     ``order``: whether nodes may be moved. ``iterations``: the effort, in rounds of each
-    large-neighbourhood search (0: only the time limit counts). With rounds counted, and a time
-    limit that is not reached, the plan depends on ``seed`` alone and can be repeated on any
-    machine. ``begin``: a feasible sequence to go on from. ``starts``: sequences to search from
-    beside the given order, feasible or not. ``refine``: go on after greedy and pruning.
+    large-neighbourhood search (0: greedy and pruning alone). Where no time limit is reached, the
+    plan depends on it and on ``seed`` alone and can be repeated on any machine. ``turn``: of
+    several searches, which one this is: the first explores given orders, every further one others.
+    ``starts``: plans to go on from.
     """
 
     order: bool = True
     seed: int = 0
     iterations: int = 0
-    begin: Ints | None = None
+    turn: int = 0
     starts: tuple[Ints, ...] = ()
-    refine: bool = True
     params: SearchParams = PARAMS

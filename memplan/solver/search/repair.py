@@ -42,35 +42,46 @@ def insert_batch(problem: Arrays, sequence: Ints, moves: Moves, chosen: Ints) ->
 
     Nodes that several moves insert at one place stand there once, in original order.
     """
-    order = chosen[np.argsort(moves.at[chosen], kind="mergesort")]
-    result = np.empty(len(sequence) + moves.used[chosen].sum(), np.int64)
-    length = write_batch(problem, sequence, moves, order, result)
+    count = moves.used[chosen].sum()
+    nodes, places = np.empty(count, np.int64), np.empty(count, np.int64)
+    list_nodes(moves, chosen, nodes, places)
+    order = np.argsort(places, kind="mergesort")
+    result = np.empty(len(sequence) + count, np.int64)
+    length = write_batch(problem, sequence, nodes[order], places[order], result)
     return result[:length]
 
 
 @leaf
-def write_batch(problem: Arrays, sequence: Ints, moves: Moves, order: Ints, result: Ints) -> int:
-    """Write ``sequence`` with the moves ``order`` (by position) to ``result``; its length."""
-    length, first, at = 0 * len(order), 0, NONE
+def list_nodes(moves: Moves, chosen: Ints, nodes: Ints, places: Ints) -> None:
+    """Fill the nodes of the moves ``chosen``, and where each of them goes."""
+    filled = 0
+    for move in chosen:
+        for k in range(moves.start[move], moves.start[move] + moves.used[move]):
+            nodes[filled], places[filled] = moves.nodes[k], moves.places[k]
+            filled += 1
+
+
+@leaf
+def write_batch(problem: Arrays, sequence: Ints, nodes: Ints, places: Ints, result: Ints) -> int:
+    """Write ``sequence`` with the ``nodes`` before their ``places``, which ascend; its length."""
+    length, first, at = 0 * len(nodes), 0, NONE
     previous = length
-    for move in order:
-        if moves.at[move] != at:
-            at = moves.at[move]
+    for k in range(len(nodes)):
+        if places[k] != at:
+            at = places[k]
             for p in range(previous, at):
                 result[length] = sequence[p]
                 length += 1
             previous, first = at, length
-        for k in range(moves.start[move], moves.start[move] + moves.used[move]):
-            node = moves.nodes[k]
-            p = length
-            while p > first and problem.rank[result[p - 1]] > problem.rank[node]:
-                p -= 1
-            if p > first and result[p - 1] == node:
-                continue
-            for m in range(length, p, -1):
-                result[m] = result[m - 1]
-            result[p] = node
-            length += 1
+        p = length
+        while p > first and problem.rank[result[p - 1]] > problem.rank[nodes[k]]:
+            p -= 1
+        if p > first and result[p - 1] == nodes[k]:
+            continue
+        for m in range(length, p, -1):
+            result[m] = result[m - 1]
+        result[p] = nodes[k]
+        length += 1
     for p in range(previous, len(sequence)):
         result[length] = sequence[p]
         length += 1

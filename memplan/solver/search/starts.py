@@ -32,24 +32,22 @@ class Starts:
     random: np.random.Generator
     params: SearchParams
 
-    def ordered(self, number: int, counted: bool) -> Ints:
-        """The ``number``-th order to start from, as the runtime runs it.
-
-        0 is the given order, 1 the one that a wide beam finds, 2 the depth-first one, the others
-        are random. ``counted``: nothing may depend on how fast this machine is.
-        """
+    def ordered(self, number: int) -> Ints:
+        """The ``number``-th order to start from, as the runtime runs it: 0 is the given order, 1
+        the one that a beam finds, 2 the depth-first one, the others are random."""
         params, problem = self.params, self.problem
         start, length = problem.start, len(problem.start)
         if number == 2 and params.depth_first and not problem.protected.any():
             return self.ease(depth_first(problem))
         if number == 0 or length > params.longest_beam:
             return self.ease(start)
-        width = params.counted_beam if counted else 0 if number == 1 else params.narrow_beam
         noise, budget = 0.0, problem.budget
         if number > 1:
             noise = float(self.random.choice(params.beam_noises))
             budget = int(problem.budget * self.random.choice(params.beam_budgets))
-        order = resequence(problem.arrays, start, self.movable, budget, 0, length, width, noise)
+        order = resequence(
+            problem.arrays, start, self.movable, budget, 0, length, params.beam, noise
+        )
         return self.ease(settle(problem.arrays, order))
 
     def shaken(self, best: Ints) -> Ints:

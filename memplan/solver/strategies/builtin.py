@@ -13,7 +13,7 @@ from typing import Any, ClassVar, cast
 
 from memplan.deadline import Deadline
 from memplan.errors import UsageError
-from memplan.solver.problem import Problem, better
+from memplan.solver.problem import Problem
 from memplan.solver.strategies.bottlenecks import Memory
 from memplan.solver.strategies.checkpoints import Collection, Named, Speed
 from memplan.solver.strategies.mincut import MinCut
@@ -77,19 +77,11 @@ class Greedy(Strategy):
     def solve(
         self, problem: Problem, time_limit: float, progress: Progress | None = None
     ) -> Outcome:
-        """See :func:`memplan.solver.search.anytime.solve`; with the forms, or without them."""
-        from memplan.solver.evaluate import decide
-        from memplan.solver.forms import stripped, with_all_encoded, without_forms
+        """See :func:`memplan.solver.search.anytime.solve`."""
         from memplan.solver.search.anytime import solve
         from memplan.solver.search.params import SearchOptions
 
-        deadline = Deadline(time_limit)
-        options = SearchOptions(order=False, refine=False)
-        found = solve(without_forms(problem), deadline, options)
-        if problem.forms:
-            other = solve(with_all_encoded(problem), deadline, options)
-            other = decide(problem, stripped(problem, other.sequence))
-            found = other if better(other, found) else found
+        found = solve(problem, Deadline(time_limit), SearchOptions(order=False))
         if progress is not None and found.feasible:
             progress(found.peak, found.extra_cost / (problem.base_cost or 1.0))
         return Outcome(found)

@@ -1,9 +1,8 @@
 """Baseline planners: what all of them share.
 
-A baseline planner decides as its source does; what it decides is then evaluated like any other
-sequence, so that costs and peaks can be compared (:class:`Baseline`). Most of them decide only a
-set of stashes that are kept, at the boundary between forward and backward; the rest is recomputed
-when backward needs it (:class:`KeepSet`).
+A baseline planner decides as its source does: a set of stashes that are kept, at the boundary
+between forward and backward; the rest is recomputed when backward needs it (:class:`KeepSet`). What
+it decides is then evaluated like any other sequence, so that costs and peaks can be compared.
 """
 
 from __future__ import annotations
@@ -12,13 +11,12 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from memplan.deadline import Deadline
 from memplan.solver.links import Cut, Links, boundary, links_of, sequence_keeping
-from memplan.solver.problem import NONE, Decision, Ints, Problem
+from memplan.solver.problem import NONE, Decision, Ints, Problem, better
 from memplan.solver.strategy import Outcome, Progress, Strategy
 
 _LOG = logging.getLogger(__name__)
@@ -97,81 +95,13 @@ def without_unread(problem: Problem, sequence: Ints) -> Ints:
     return sequence[kept]
 
 
-class Contest:
-    """The best of several plans: the cheapest that fits, else the lowest. Keeps the time limit."""
-
-    def __init__(self, problem: Problem, time_limit: float, progress: Progress | None) -> None:
-        self.problem, self.progress = problem, progress
-        self.deadline = Deadline(time_limit)
-        self.found: Decision | None = None
-        self.judged = 0
-
-    @cached_property
-    def start(self) -> Decision:
-        """The decision to recompute nothing more than was asked for."""
-        return judge(self.problem, self.problem.start)
-
-    @property
-    def late(self) -> bool:
-        """Whether the time is over."""
-        return self.deadline.passed
-
-    @property
-    def best(self) -> Decision:
-        """The best plan that was offered; the start if there was none."""
-        return self.start if self.found is None else self.found
-
-    def offer(self, sequence: Ints) -> Decision:
-        """Judge one more plan."""
-        decision = judge(self.problem, sequence)
-        self.judged += 1
-        if self.found is None or _key(decision) < _key(self.found):
-            self.found = decision
-            if self.progress is not None and decision.feasible:
-                self.progress(decision.peak, decision.extra_cost / (self.problem.base_cost or 1.0))
-        return decision
-
-
-class Baseline(Strategy):
-    """A baseline planner: offers plans, the best of which is its answer.
+class KeepSet(Strategy):
+    """A baseline planner: offers sets of storages of the forward part to keep, of which the best
+    plan is its answer: the cheapest that fits, else the lowest.
 
     Where the start fits, nothing is cheaper, so nothing is offered; unless the planner knows no
     budget: then its plan is what it is.
     """
-
-    @abstractmethod
-    def compete(self, contest: Contest) -> None:
-        """Offer plans until ideas or time are over.
-
-        Raises:
-            UsageError: the planner cannot work on such a problem.
-        """
-
-    def solve(
-        self, problem: Problem, time_limit: float, progress: Progress | None = None
-    ) -> Outcome:
-        """The best of the plans that were offered within ``time_limit`` seconds.
-
-        Raises:
-            UsageError: the planner cannot work on such a problem.
-        """
-        contest = Contest(problem, time_limit, progress)
-        if self.ignores_budget or not contest.start.feasible:
-            self.compete(contest)
-        best = contest.best
-        _LOG.debug(
-            "%s: %d plans judged, %s with +%.3f%% at %d B",
-            self.name,
-            contest.judged,
-            "one fits" if best.feasible else "none fits",
-            100 * best.extra_cost / (problem.base_cost or 1.0),
-            best.peak,
-        )
-        return Outcome(best)
-
-
-class KeepSet(Baseline):
-    """A baseline planner that only decides which storages of the forward part are kept."""
 
     @abstractmethod
     def offers(self, step: TrainingStep, late: Callable[[], bool]) -> Iterator[Set[int]]:
@@ -183,17 +113,6 @@ class KeepSet(Baseline):
             UsageError: nothing can be offered for such a step.
         """
 
-    def compete(self, contest: Contest) -> None:
-        """Judge every set that is offered once."""
-        step, tried = step_of(contest.problem), set[frozenset[int]]()
-        for offer in self.offers(step, lambda: contest.late):
-            kept = frozenset(offer)
-            if kept not in tried:
-                tried.add(kept)
-                contest.offer(step.sequence_for(kept))
-            if contest.late:
-                return
-
     def solve(
         self, problem: Problem, time_limit: float, progress: Progress | None = None
     ) -> Outcome:
@@ -202,9 +121,22 @@ class KeepSet(Baseline):
         Raises:
             UsageError: the problem does not say which nodes are forward, or nothing can be offered.
         """
-        boundary(problem)  # refuses whatever the budget is
-        return super().solve(problem, time_limit, progress)
-
-
-def _key(decision: Decision) -> tuple[bool, float]:
-    return not decision.feasible, decision.extra_cost if decision.feasible else decision.peak
+        step, deadline = step_of(problem), Deadline(time_limit)
+        start = judge(problem, problem.start)
+        if start.feasible and not self.ignores_budget:
+            return Outcome(start)
+        best: Decision | None = None
+        tried = set[frozenset[int]]()
+        for offer in self.offers(step, lambda: deadline.passed):
+            kept = frozenset(offer)
+            if kept not in tried:
+                tried.add(kept)
+                found = judge(problem, step.sequence_for(kept))
+                if best is None or better(found, best):
+                    best = found
+                    if progress is not None and found.feasible:
+                        progress(found.peak, found.extra_cost / (problem.base_cost or 1.0))
+            if deadline.passed:
+                break
+        _LOG.debug("%s: %d plans judged", self.name, len(tried))
+        return Outcome(best or start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 _DOWN = 0.6
 # Budgets that a strategy other than the search is asked for.
 _HALVES = 10
+RESTARTS = 12
+"""Restarts with noise for an aim after which nothing more is to be expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class Lowest(Strategy):
     ) -> Outcome:
         """The outcome for the least budget at which something was found."""
         deadline = Deadline(time_limit)
-        down = self._down(problem, deadline.share(_DOWN))
+        down = self.down(problem, deadline.share(_DOWN))
         left = max(0.01, deadline.left)
         aimed = replace(problem, budget=down.peak, known=(down.sequence,))
         outcome = self.strategy.solve(aimed, left, progress)
@@ -46,7 +49,7 @@ class Lowest(Strategy):
             return replace(outcome, decision=down)
         return outcome
 
-    def _down(self, problem: Problem, deadline: Deadline) -> Decision:
+    def down(self, problem: Problem, deadline: Deadline) -> Decision:
         """A plan with the lowest peak that was found."""
         from memplan.solver.bound.milp import Effort
         from memplan.solver.evaluate import decide
@@ -55,22 +58,31 @@ class Lowest(Strategy):
 
         search = self.strategy
         if not isinstance(search, Search):
-            return self._halved(problem, deadline.seconds / _HALVES)
-        effort = Effort() if search.iterations else Effort(deadline)
-        options = SearchOptions(bool(search.order), search.seed, search.iterations)
+            return self._halved(problem, deadline)
         every = (decide(problem, each) for each in (problem.start, *problem.known))
         begin = min(every, key=lambda decision: decision.peak)
-        return lowest_plan(problem, begin, effort, options, problem.budget)
+        if search.iterations:
+            deadline = Deadline()
+        found = valleys(problem, begin, deadline.left)
+        turn = 0
+        while True:
+            rounds = min(search.iterations or 1 << turn, RESTARTS)
+            options = SearchOptions(bool(search.order), search.seed + turn, rounds)
+            before = [each.peak for each in found]
+            found = driven_down(problem, found, Effort(deadline), options, problem.budget)
+            idle = [each.peak for each in found] == before and rounds >= RESTARTS
+            if search.iterations or idle or deadline.passed:
+                return min(found, key=lambda decision: decision.peak)
+            turn += 1
 
-    def _halved(self, problem: Problem, seconds: float) -> Decision:
-        """The lowest plan of the strategy itself, for budgets between floor and peak, ``seconds``
-        for each."""
+    def _halved(self, problem: Problem, deadline: Deadline) -> Decision:
+        """The lowest plan of the strategy itself, for budgets between floor and peak."""
         from memplan.solver.evaluate import decide
 
         best, low = decide(problem, problem.start), problem.budget
         for _ in range(_HALVES):
             aim = low + (best.peak - low) // 2
-            found = self.strategy.solve(replace(problem, budget=aim), seconds).decision
+            found = self.strategy.solve(replace(problem, budget=aim), deadline.left).decision
             if found.peak < best.peak:
                 best = found
             if found.peak > aim:
@@ -78,23 +90,35 @@ class Lowest(Strategy):
         return best
 
 
-def lowest_plan(
-    problem: Problem, begin: Decision, effort: Effort, options: SearchOptions, floor: int = 0
-) -> Decision:
-    """The lower of what is reached from ``begin`` and from the plan that keeps what crosses segment
-    boundaries: on recurrent networks, and where masks fill the memory, the second leads lower.
-
-    Arguments as of :func:`memplan.solver.search.lowest_peak.lowest_peak`.
-    """
+def valleys(problem: Problem, begin: Decision, seconds: float) -> list[Decision]:
+    """Plans to drive the peak down from: ``begin``, and the one that keeps what crosses segment
+    boundaries, looked for in so many seconds: on recurrent networks, and where masks fill the
+    memory, it leads lower."""
     from memplan.solver.evaluate import decide
     from memplan.solver.forms import without_forms
+
+    forward = problem.forward
+    if forward is None or not forward[problem.order].any():
+        return [begin]
+    kept = Segments().solve(without_forms(problem), seconds).decision
+    return [begin, decide(problem, kept.sequence)]
+
+
+def driven_down(
+    problem: Problem,
+    begins: Sequence[Decision],
+    effort: Effort,
+    options: SearchOptions,
+    floor: int = 0,
+) -> list[Decision]:
+    """What is reached from each of these plans: see
+    :func:`memplan.solver.search.lowest_peak.lowest_peak`. Where one is at the floor, or time is
+    over, the others stay as they are."""
     from memplan.solver.search.lowest_peak import lowest_peak
 
-    found = lowest_peak(problem, begin, effort.share(0.5), options, floor)
-    forward = problem.forward
-    if effort.over() or found.peak <= floor or forward is None or not forward[problem.order].any():
-        return found
-    kept = Segments().solve(without_forms(problem), effort.deadline.left).decision
-    start = decide(problem, kept.sequence)
-    other = lowest_peak(problem, start, effort, options, floor)
-    return min(found, other, key=lambda decision: decision.peak)
+    found = list(begins)
+    for place, begin in enumerate(begins):
+        if effort.over() or min(each.peak for each in found) <= floor:
+            break
+        found[place] = lowest_peak(problem, begin, effort, options, floor)
+    return found

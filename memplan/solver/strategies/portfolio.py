@@ -1,40 +1,43 @@
-"""Several searches and a certificate for one problem, by the clock or by rounds.
+"""Several searches and a certificate for one problem.
+
+All of them are steps of one list, which is gone through in *turns*: explore, plan as published
+planners do, drive the peak down where nothing fits, look for a bound, explore with another seed; in
+every further turn each of them works twice as hard. How hard, and what comes next, never depends on
+the time limit, which only says where the list ends: so a run with more time begins as one with less
+does, and goes on from there, and its plan is never worse. By the clock two threads work on the
+list: the compiled search and HiGHS both release Python's global lock. By rounds (``iterations``)
+there is one turn of them in one thread, HiGHS is given nodes of its tree instead of seconds, and
+the plan depends on the seed alone: the same on every machine and under every load.
 
 The certificate (:mod:`memplan.solver.bound.order_free`) takes and gives: its events are where the
 best plan is full, and what its solutions keep is a start of a search. Once the best plan is within
 the gap of the bound, everything ends.
-
-By the clock, two threads share the work: the compiled search and HiGHS both release Python's global
-lock. By rounds (``iterations``) the same steps run one after the other, HiGHS is given nodes of its
-tree instead of seconds, and the plan depends on the seed alone: the same on every machine and under
-every load.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 from memplan.deadline import Deadline
+from memplan.errors import UsageError
 from memplan.solver.bound.milp import Effort
 from memplan.solver.bound.order_free import OrderFreeBound, OrderFreeParams
 from memplan.solver.evaluate import decide
-from memplan.solver.forms import (
-    stripped,
-    with_all_encoded,
-    with_forms,
-    without_forms,
-    without_last_kind,
-)
+from memplan.solver.forms import without_forms
 from memplan.solver.problem import Decision, Ints, Problem
 from memplan.solver.search.anytime import solve
 from memplan.solver.search.lowest_peak import solve_from
 from memplan.solver.search.params import PARAMS, SearchOptions, SearchParams
+from memplan.solver.strategies.bottlenecks import Memory
 from memplan.solver.strategies.incumbent import TROUBLE, Certificate, Incumbent
-from memplan.solver.strategies.lowest_peak_strategy import lowest_plan
+from memplan.solver.strategies.lowest_peak_strategy import RESTARTS, driven_down
+from memplan.solver.strategies.segments import Segments
 from memplan.solver.strategy import Progress
 
 _LOG = logging.getLogger(__name__)
@@ -44,29 +47,27 @@ _LOG = logging.getLogger(__name__)
 class PortfolioParams:
     """Constants of the portfolio; none of them was tuned on a record that we have."""
 
-    in_order: float = 0.1
-    """Share of the time for a search in the file's order when nodes may move."""
-    certificate: float = 0.5
-    """Share of the time left that the certificate may take at once."""
+    first: int = 8
+    """Rounds of every search in the first turn, by the clock."""
+    most: int = 1024
+    """Rounds of every search in late turns."""
     followed: int = 3
     """How many of the certificate's solutions are starts of a search, per look (0: none)."""
-    followed_start: float = 0.08
-    """Share of the time for each of these searches."""
-    lowest: float = 0.5
-    """Share of the time left in which the lowest peak is driven for while nothing fits."""
-    fewer_forms: float = 0.5
-    """Share of the time for plans with one kind of forms fewer, where there are some: they take
-    more time for a byte than most recomputations, and hide them from a short search."""
+    looks: int = 2
+    """Looks of the certificate at a time."""
+    look_seconds: float = 2.0
+    """Seconds for its first looks, by the clock; further ones have twice as long each time."""
+    tree: int = 30
+    """Nodes of the branch-and-bound tree per program, by rounds."""
+    patience: int = 16
+    """A turn without gain is the last when its searches have so many rounds for every recomputation
+    of the best plan, or the most."""
+    threads: int = 2
+    """Threads, by the clock."""
     poll_seconds: float = 0.05
     """How often the searches are asked whether they are done, to stay open to Ctrl-C."""
     patience_seconds: float = 0.2
     """How long they are waited for behind the deadline, where there is a plan."""
-
-    # By rounds.
-    tree: int = 30
-    """Nodes of the branch-and-bound tree per program."""
-    looks: int = 2
-    """Looks of the certificate in a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +101,11 @@ def solve_portfolio(
     if not options.order:
         # What stands early by choice is in no file's order.
         problem = without_forms(problem)
-    if problem.forms:
-        first = deadline.share(options.params.fewer_forms)
-        found, _ = solve_portfolio(without_last_kind(problem), first, options, progress)
-        problem = replace(problem, known=(*problem.known, found.sequence))
-    return _Portfolio(problem, deadline.share(), options, progress).run()
+    return _Portfolio(problem, deadline, options, progress).run()
 
 
 class _Portfolio:
-    """One run: what its searches share, in one thread or in two."""
+    """One run: what its steps share, in one thread or in several."""
 
     def __init__(
         self,
@@ -117,24 +114,25 @@ class _Portfolio:
         options: PortfolioOptions,
         progress: Progress | None,
     ) -> None:
-        self.searched = with_all_encoded(problem)
         self.problem, self.options = problem, options
         self.params, self.deadline = options.params, deadline
-        self.free = SearchOptions(options.order, options.seed, options.iterations)
-        self.free = replace(self.free, params=options.search)
         self.halt = threading.Event()
         self.incumbent = Incumbent(problem, options.gap, progress)
+        self.steps, self.taking = self._steps(), threading.Lock()
         self.bound: OrderFreeBound | None = None
+        self.certify = options.certify
+        self.certifying, self.certified = threading.Lock(), 0
+        self.settled: Decision | None = None  # the plan of which a look taught nothing
+        self.valleys: list[Decision] = []  # of published planners, and what was reached from them
 
     def run(self) -> tuple[Decision, Certificate]:
-        """All searches, and the certificate between or beside them."""
+        """All steps, until nothing is left to do."""
+        threads = 1 if self.options.iterations else self.params.threads
         try:
-            if self.incumbent.closed:
-                pass
-            elif self.options.iterations:
-                self._one_by_one()
+            if threads == 1:
+                self._work()
             else:
-                self._side_by_side()
+                self._side_by_side(threads)
         except KeyboardInterrupt:
             # Anytime: what was found by now is a whole answer.
             if not self.incumbent.fits:
@@ -147,124 +145,152 @@ class _Portfolio:
         )
         return self.incumbent.best, self.incumbent.certificate()
 
-    def _one_by_one(self) -> None:
-        """Every step in this thread, each for its rounds."""
-        self._keep_order()
-        # Where there are several ways to make tensors again, what is found depends on the start.
-        if len(self.problem.arrays.others):
-            self._explore(0, anew=True)
-            self._explore(1)
-            self._explore(2)
-        else:
-            self._explore(0)
-        self._drive_down()
-        self._certify()
-
-    def _side_by_side(self) -> None:
-        """One thread explores all the time, the other has many things to do. What is late by a
-        step that looks at no clock is left behind: it ends by itself, and nobody hears of it."""
-        pool = ThreadPoolExecutor(max_workers=2)
+    def _side_by_side(self, threads: int) -> None:
+        """What is late by a step that looks at no clock is left behind: it ends by itself, and
+        nobody hears of it."""
+        pool = ThreadPoolExecutor(max_workers=threads)
         try:
-            self._wait([pool.submit(self._explore, 0), pool.submit(self._second_thread)])
+            self._wait([pool.submit(self._work) for _ in range(threads)])
         finally:
             self.halt.set()
             pool.shutdown(wait=False)
 
-    def _second_thread(self) -> None:
-        self._keep_order()
-        self._certify()
-        self._drive_down()
-        self._certify()
-        # What is left of the time; and the bound is looked at where the best plan is full by then.
-        self._explore(1)
+    def _work(self) -> None:
+        """One step after the other, while there are any."""
+        while not self.incumbent.closed and not self.halt.is_set():
+            with self.taking:
+                step = next(self.steps, None)
+            if step is None:
+                return
+            step()
+            if self.deadline.passed:
+                return
+
+    def _steps(self) -> Iterator[Callable[[], None]]:
+        """What there is to do, in order; by the clock turn after turn, while that brings
+        anything."""
+        counted = self.options.iterations
+        if counted:
+            # Where there are several ways to make tensors again, what is found depends on the
+            # start.
+            tries = 3 if len(self.problem.arrays.others) else 1
+            yield from (partial(self._explore, k, counted) for k in range(tries))
+            yield self._publish
+            yield partial(self._drive_down, 0)
+            yield partial(self._certify, counted)
+            return
+        params, turn = self.params, 0
+        while True:
+            rounds, before = min(params.first << turn, params.most), self._reached()
+            yield partial(self._explore, 2 * turn, rounds)
+            if not turn:
+                yield self._publish
+            yield partial(self._drive_down, turn)
+            yield partial(self._certify, rounds)
+            yield partial(self._explore, 2 * turn + 1, rounds)
+            clones = len(self.incumbent.sequence) - len(self.problem.order) + 5
+            enough = rounds >= min(params.most, params.patience * clones)
+            if enough and not self._uncertain() and self._reached() == before:
+                return
+            turn += 1
 
     # The steps.
 
-    def _keep_order(self) -> None:
-        """Search in the file's order, if that is not what all others do."""
-        if self.options.order and not self.problem.forms:
-            self._search(replace(self.free, order=False), self._share(self.params.in_order))
+    def _explore(self, number: int, rounds: int) -> None:
+        """The ``number``-th search, with a seed of its own, from the best plan so far."""
+        options = replace(
+            self._options(rounds),
+            seed=self.options.seed + number,
+            turn=number,
+            starts=(self.incumbent.sequence,) if self.incumbent.fits else (),
+        )
+        found = solve(self.problem, self.deadline, options, self._keep, self._enough)
+        self._keep(found.sequence)
 
-    def _explore(self, turn: int, anew: bool = False) -> None:
-        """Search with the seed of ``turn`` until time or rounds are over; ``anew``: not from the
-        best plan, where one was known before."""
-        if turn and self._done():
+    def _publish(self) -> None:
+        """What published planners make of it: they do not search, and are soon done."""
+        if not self.options.order:
             return
-        options = replace(self.free, seed=self.free.seed + turn)
-        if self.problem.known and not anew:
-            options = replace(options, starts=(self._with_forms(self.incumbent.sequence),))
-        self._search(options, self.deadline.share())
+        for planner in (Memory(), Segments()):
+            with suppress(UsageError):  # it is not known which nodes are forward
+                found = planner.solve(without_forms(self.problem), self.deadline.left)
+                self.incumbent.keep(found.decision, planner.name)
+                self.valleys.append(found.decision)
 
-    def _certify(self) -> None:
+    def _certify(self, rounds: int) -> None:
         """Bound, search from what the solutions keep, and again where that brought another plan."""
-        if not self.options.certify:
+        if not self._uncertain() or not self.certifying.acquire(blocking=False):
             return
-        looks = 0
         try:
-            while not self._done() and self._look():
-                looks += 1
-                if self.options.iterations and looks >= self.params.looks:
-                    return
+            for _ in range(self.params.looks):
+                if self._uncertain() and not self._done():
+                    self._look(rounds)
+            self.certified += 1
         except TROUBLE as error:
             self.incumbent.without_bound(error)
+            self.certify = False
+        finally:
+            self.certifying.release()
 
-    def _look(self) -> bool:
-        """One look at the bound, and searches from its starts; whether anything was new."""
-        effort = Effort(self.deadline.share(self.params.certificate), self._done)
+    def _uncertain(self) -> bool:
+        """Whether the certificate may still learn something."""
+        return self.certify and self.incumbent.best is not self.settled
+
+    def _look(self, rounds: int) -> None:
+        """One look at the bound, and searches from its starts."""
+        seconds = self.params.look_seconds * (1 << self.certified)
+        effort = Effort(self.deadline.share(most=seconds), self._done)
         params = None
         if self.options.iterations:
             effort = Effort(nodes=self.params.tree)
-            params = params_for(self.options.iterations)
+            params = params_for(rounds)
         if self.bound is None:
             order_kept = not self.options.order
             self.bound = OrderFreeBound(
                 self.problem, effort, self.incumbent.learn, params, order_kept
             )
         self.bound.effort = effort
+        plan = self.incumbent.best
         starts = self.bound.look(self.incumbent.sequence, self.incumbent.wanted)
         for followed, start in enumerate(starts):
             if followed < self.params.followed and not self._done():
-                self._search_from(start)
-        return self.bound.fresh
+                self._search_from(start, rounds)
+        if not self.bound.fresh:
+            self.settled = plan
 
-    def _drive_down(self) -> None:
+    def _drive_down(self, turn: int) -> None:
         """Nothing fits: a plan for less may be easier to find, and what is lowest is worth knowing.
 
         Greedy gets stuck in front of its aim; on the way to a lower one it may pass the budget.
         """
         if self.incumbent.fits or self._done():
             return
-        effort = Effort(self.deadline.share(self.params.lowest), self._fits)
-        found = lowest_plan(self.problem, self.incumbent.best, effort, self.free)
-        self.incumbent.keep(found, "drive for the lowest peak")
+        rounds = min(self.options.iterations or 1 << turn, RESTARTS)
+        options = replace(self._options(rounds), seed=self.options.seed + turn)
+        begins, effort = [self.incumbent.best, *self.valleys], Effort(self.deadline, self._fits)
+        best, *self.valleys = driven_down(self.problem, begins, effort, options)
+        for found in (best, *self.valleys):
+            self.incumbent.keep(found, "drive for the lowest peak")
 
     # What they need.
 
-    def _search(self, options: SearchOptions, deadline: Deadline) -> None:
-        """Search, and keep what is found; of several at a time, all refine the best in the end."""
-        meet = self._meet if not options.iterations and options.order == self.free.order else None
-        found = solve(self.searched, deadline, options, self._keep, self._enough, meet)
-        self._keep(found.sequence)
+    def _options(self, rounds: int) -> SearchOptions:
+        options = self.options
+        return SearchOptions(options.order, options.seed, rounds, params=options.search)
 
-    def _search_from(self, start: Ints) -> None:
-        deadline = self._share(self.params.followed_start)
-        start, keep = self._with_forms(start), partial(self._keep, source="certificate")
-        keep(solve_from(self.searched, start, deadline, self.free, keep, self._enough).sequence)
+    def _search_from(self, start: Ints, rounds: int) -> None:
+        keep, options = partial(self._keep, source="certificate"), self._options(rounds)
+        found = solve_from(self.problem, start, self.deadline, options, keep, self._enough)
+        keep(found.sequence)
 
     def _keep(self, sequence: Ints, source: str = "search") -> None:
-        """Remember what a search with all forms found, as a decision of the problem."""
-        self.incumbent.keep(decide(self.problem, stripped(self.problem, sequence)), source)
+        """Remember what a search found."""
+        self.incumbent.keep(decide(self.problem, sequence), source)
 
-    def _with_forms(self, sequence: Ints) -> Ints:
-        return with_forms(self.problem, sequence) if self.problem.forms else sequence
-
-    def _meet(self, sequence: Ints) -> Ints:
-        """What to refine in the end: the best of all."""
-        return self._with_forms(self.incumbent.best.sequence) if self.incumbent.fits else sequence
-
-    def _share(self, share: float) -> Deadline:
-        """The end of what may take a share of the whole time."""
-        return self.deadline.share(most=share * self.deadline.seconds)
+    def _reached(self) -> tuple[bool, float, float]:
+        """How good plan and bound are."""
+        best, bound = self.incumbent.best, self.incumbent.bound
+        return best.feasible, best.extra_cost if best.feasible else best.peak, bound.seconds
 
     def _fits(self) -> bool:
         return self.halt.is_set() or self.incumbent.fits

@@ -27,7 +27,7 @@ PLAIN = session_kind("default")
 
 
 def test_only_outputs_are_removed_where_the_runtime_orders_or_reuses() -> None:
-    assert [type(p) for p in make_passes(NAMES, ("a",), 1.5)] == [
+    assert [type(p) for p in make_passes(NAMES, ("a",))] == [
         Elide,
         Prune,
         Release,
@@ -35,7 +35,7 @@ def test_only_outputs_are_removed_where_the_runtime_orders_or_reuses() -> None:
         Order,
     ]
     for session in (REUSING, PLAIN):
-        assert [type(p) for p in passes_for(session, (), 1.0)] == [Prune]
+        assert [type(p) for p in passes_for(session, ())] == [Prune]
 
 
 def test_a_pass_that_raises_the_peak_is_undone() -> None:

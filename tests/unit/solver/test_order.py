@@ -79,7 +79,7 @@ def test_new_orders_compute_the_same_and_moves_never_raise_the_excess(seed: int)
     starts = Starts(problem, movable, draw, PARAMS)
     moved, left = reorder(problem.arrays, problem.start, movable, problem.budget, 300)
     assert left == excess(problem, moved) <= excess(problem, problem.start)
-    for order in (moved, *(starts.ordered(number, counted=True) for number in range(3))):
+    for order in (moved, *(starts.ordered(number) for number in range(3))):
         assert sorted(order) == sorted(problem.start)
         assert evaluate(problem.arrays, order).total.max() < IMPOSSIBLE
     again = [node for node in problem.order if problem.arrays.maker.tolist().count(node)][:4]

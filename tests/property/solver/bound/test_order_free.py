@@ -14,7 +14,7 @@ from helpers.problems import Case
 from helpers.steps import random_step
 from memplan.solver.bound.events import EventProgram
 from memplan.solver.bound.milp import Effort
-from memplan.solver.bound.order_free import OrderFreeBound
+from memplan.solver.bound.order_free import OrderFreeBound, OrderFreeParams
 from memplan.solver.bound.precedence import Precedence, find_precedence
 from memplan.solver.bound.relaxation import relax
 from memplan.solver.evaluate import evaluate
@@ -98,9 +98,9 @@ def examine_asked(seed: int, most: int = 4000) -> list[bool]:
     return met
 
 
-def bound_of(problem: Problem, order_kept: bool) -> float:
+def bound_of(problem: Problem, order_kept: bool, params: OrderFreeParams | None = None) -> float:
     """What is certified for a problem in seconds, from where its own order is full."""
-    bound = OrderFreeBound(problem, Effort(), order_kept=order_kept)
+    bound = OrderFreeBound(problem, Effort(), params=params, order_kept=order_kept)
     deque(bound.look(problem.order, forever), 0)
     return bound.seconds
 
@@ -123,6 +123,29 @@ def test_no_plan_in_the_order_of_the_file_is_cheaper_than_the_bound_for_it() -> 
     assert len(met) > 12
     assert np.mean(met) > 0.4
     assert tighter > 1
+
+
+SWITCHES = {
+    "full": (0.5, 0.97),
+    "looks": (1, 16),
+    "solved": (0, 5),
+    "worth": (0.0, 0.8),
+    "most_events": (1, 4),
+    "gap": (0.5, 1e-4),
+    "small": (0.3, 1e-4),
+    "small_from": (0, 400),
+}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_combination_of_its_switches_lifts_the_bound_above_a_plan(seed: int) -> None:
+    draw, case = Random(seed), loose_case(seed)
+    params = OrderFreeParams(**{name: draw.choice(each) for name, each in SWITCHES.items()})
+    for budget in (case.peak(case.order) - 1, 3 * case.peak(case.order) // 4):
+        best = case.cheapest(budget, AGAIN)
+        for order_kept in (False, True):
+            found = bound_of(case.problem(budget), order_kept, params)
+            assert best is None or found <= best * (1 + 1e-5) + 1e-4
 
 
 @pytest.mark.slow

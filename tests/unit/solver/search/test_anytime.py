@@ -118,7 +118,7 @@ def test_moving_nodes_is_never_worse_here(budget: int, extra: float, most: int, 
 def test_a_node_that_is_only_early_is_moved_for_nothing() -> None:
     case = Case("late(x):4  p1(x):4 p2(p1):4 p3(p2)  join(late p3)!")
     # Running it again is no help: then nobody reads the first one, which is held to the end.
-    assert not solve(case.problem(8), Deadline(0.05), SearchOptions(order=False)).feasible
+    assert not solve(case.problem(8), Deadline(SECONDS), FIXED).feasible
     moved = solve(case.problem(8), Deadline(SECONDS), MOVING)
     check(case.problem(8), moved, case)
     assert moved.feasible
@@ -129,7 +129,7 @@ def test_nodes_that_must_stay_are_not_moved() -> None:
     case = Case("late(x):4  p1(x):4 p2(p1):4 p3(p2)  join(late p3)!")
     problem = case.problem(8)
     problem.movable[:] = False
-    decision = solve(problem, Deadline(0.05), SearchOptions(order=True))
+    decision = solve(problem, Deadline(SECONDS), MOVING)
     assert not decision.feasible
     first = list(dict.fromkeys(decision.sequence.tolist()))
     assert first == problem.order.tolist()
@@ -147,7 +147,7 @@ def test_an_infeasible_budget_is_answered_with_the_lowest_peak() -> None:
     # join needs b, a (to make b) and q3 at once: 9 bytes, whatever is done.
     problem = NESTED.problem(8)
     assert NESTED.cheapest(8, 3) is None
-    decision = solve(problem, Deadline(0.05), SearchOptions(order=False))
+    decision = solve(problem, Deadline(SECONDS), FIXED)
     assert not decision.feasible
     assert decision.peak == 9
     check(problem, decision, NESTED)
@@ -157,7 +157,7 @@ def test_the_lowest_peak_is_that_of_the_given_order_if_nothing_is_lower() -> Non
     chain = (f"c{k}({f'c{k - 1}' if k else 't'}):4" for k in range(20))
     case = Case("t(x):2+workspace=6", *chain, "join(c19 t)!")
     given = case.peak(case.order)
-    decision = solve(case.problem(8), Deadline(0.05), SearchOptions(order=False))
+    decision = solve(case.problem(8), Deadline(SECONDS), FIXED)
     assert not decision.feasible
     assert decision.peak <= given
 

@@ -31,15 +31,12 @@ def run(case: Case, share: float, clock: Clock, options: SearchOptions) -> Decis
 
 PARTS_OFF = {
     "none": SearchParams(),
-    "other starts": SearchParams(explore=0.0),
-    "counted starts": SearchParams(counted_starts=0),
-    "longer searches from the best few": SearchParams(best_few=0),
+    "other starts": SearchParams(starts=0),
+    "another search from the best few": SearchParams(best_few=0),
     "beams": SearchParams(longest_beam=0),
     "the default order": SearchParams(depth_first=False),
     "shaken plans while exploring": SearchParams(new_order_every=1),
-    "shaken plans at the end": SearchParams(keep_shaking=False),
     "easing": SearchParams(ease_calls=0),
-    "restarts with noise": SearchParams(struggles=0),
     "moves of nodes": SearchParams(moving=0.0, moving_clones=0.0),
     "annealing": SearchParams(heat=0.0),
     "scattered ruins": SearchParams(rounds=RoundParams(scattered=0.0)),
@@ -107,7 +104,7 @@ def test_the_caller_can_say_what_is_enough() -> None:
         told.append(extra)
         return True
 
-    decision = solve(LONG_SKIP.problem(8), Deadline(), SearchOptions(order=False), enough=enough)
+    decision = solve(LONG_SKIP.problem(8), Deadline(), FIXED, enough=enough)
     assert decision.feasible
     assert told
 

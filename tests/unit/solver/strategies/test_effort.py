@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from helpers.problems import Clock
 from helpers.steps import check, random_step
 from memplan.deadline import Deadline
 from memplan.solver.bound.milp import Effort
@@ -52,6 +53,17 @@ def test_the_lowest_peak_is_lower_and_true(seed: int) -> None:
     # A plan for less is a plan for more.
     looser = solve_portfolio(replace(problem, budget=found.peak), Deadline(), COUNTED)[0]
     assert looser.peak <= found.peak or not looser.feasible
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_more_time_never_ends_higher(seed: int) -> None:
+    """By a clock that every look moves on."""
+    floor, _ = tight(random_step(seed)[1])
+    lowest = Lowest(parse_strategy("search"))
+    limits = (1.0, 10.0, 40.0, 160.0, 640.0)
+    peaks = [lowest.down(floor, Deadline(limit, Clock())).peak for limit in limits]
+    assert peaks == sorted(peaks, reverse=True)
+    assert peaks[0] > peaks[-1]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -11,18 +11,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from helpers.steps import chain, irregular, problem_of
+from helpers.problems import Clock
+from helpers.steps import chain, check, irregular, problem_of, random_step
 from memplan.deadline import Deadline
 from memplan.solver.bound import milp
 from memplan.solver.evaluate import evaluate
 from memplan.solver.problem import Decision, Problem
+from memplan.solver.search.params import SearchParams
 from memplan.solver.strategies import incumbent, portfolio
+from memplan.solver.strategies.bottlenecks import Memory
 from memplan.solver.strategies.incumbent import Incumbent
 from memplan.solver.strategies.portfolio import (
     PortfolioOptions,
     PortfolioParams,
     solve_portfolio,
 )
+from memplan.solver.strategies.segments import Segments
 
 pytestmark = pytest.mark.slow
 FREE = PortfolioOptions()
@@ -70,7 +74,7 @@ def test_where_there_is_a_plan_a_step_that_looks_at_no_clock_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stuck = threading.Event()
-    monkeypatch.setattr(portfolio._Portfolio, "_second_thread", lambda self: stuck.wait(300))
+    monkeypatch.setattr(portfolio._Portfolio, "_publish", lambda self: stuck.wait(300))
     started = time.monotonic()
     found, _ = solve_portfolio(hard_problem(3, 0.9), Deadline(0.5), IN_ORDER)
     taken = time.monotonic() - started
@@ -103,7 +107,7 @@ def test_an_interrupt_before_any_plan_is_an_interrupt(monkeypatch: pytest.Monkey
         return None
 
     monkeypatch.setattr(portfolio._Portfolio, "_wait", interrupted)
-    monkeypatch.setattr(portfolio._Portfolio, "_search", nothing)
+    monkeypatch.setattr(portfolio._Portfolio, "_work", nothing)
     with pytest.raises(KeyboardInterrupt):
         solve_portfolio(hard_problem(0), Deadline(1.0), FREE)
 
@@ -136,6 +140,67 @@ def test_the_portfolio_says_who_made_the_plan(caplog: pytest.LogCaptureFixture) 
     )
     maker = best[-1].rpartition(" by ")[2]
     assert caplog.records[-1].getMessage().startswith(f"plan by {maker} after ")
+
+
+def quality(found: Decision) -> tuple[bool, float]:
+    """Of two plans the better one has less of it."""
+    return not found.feasible, found.extra_cost if found.feasible else found.peak
+
+
+@pytest.mark.parametrize("share", [0.8, 0.45])
+def test_more_time_never_gives_a_worse_plan(share: float) -> None:
+    """By a clock that every look moves on: a longer run begins as a shorter one."""
+    options = PortfolioOptions(certify=False, params=PortfolioParams(threads=1))
+    better = 0
+    for seed in range(6):
+        problem = hard_problem(seed, share)
+        found = [
+            quality(solve_portfolio(problem, Deadline(limit, Clock()), options)[0])
+            for limit in (1.0, 10.0, 40.0, 160.0, 640.0, 2560.0)
+        ]
+        assert found == sorted(found, reverse=True)
+        better += found[0] > found[-1]
+    assert better
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_plan_is_no_worse_than_those_of_published_planners(seed: int) -> None:
+    _, problem = random_step(seed)
+    found, _ = solve_portfolio(problem, Deadline(), PortfolioOptions(iterations=1, certify=False))
+    for planner in (Memory(), Segments()):
+        assert quality(found) <= quality(planner.solve(problem, 10.0).decision)
+
+
+SWITCHES = {
+    "starts": (0, 3),
+    "best_few": (0, 3),
+    "longest_beam": (0, 6000),
+    "depth_first": (False, True),
+    "new_order_every": (1, 3),
+    "ease_calls": (0, 25),
+    "moving": (0.0, 0.5),
+    "heat": (0.0, 0.03),
+}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_switching_cleverness_off_changes_no_answer(seed: int) -> None:
+    """In any combination: the plan is one, it reads what is there, and no bound is above it."""
+    draw = np.random.default_rng(seed)
+    case, problem = random_step(seed % 8, 6)
+    search = SearchParams(**{name: draw.choice(values) for name, values in SWITCHES.items()})
+    options = PortfolioOptions(
+        order=bool(draw.integers(2)),
+        certify=bool(draw.integers(2)),
+        iterations=int(draw.choice([1, 12])),
+        params=PortfolioParams(followed=int(draw.choice([0, 3])), looks=int(draw.choice([1, 2]))),
+        search=search,
+    )
+    found, bound = solve_portfolio(problem, Deadline(), options)
+    check(problem, found, case)
+    least = case.cheapest(problem.budget, 2)
+    assert least is None or bound.seconds <= least + 1e-9
+    assert not found.feasible or bound.seconds <= found.extra_cost + 1e-9
 
 
 def test_the_plans_of_the_certificate_can_be_left_out() -> None:

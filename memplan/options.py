@@ -118,10 +118,7 @@ class RewriteOptions(Options):
         unset="by the clock",
     )
     loss: str | None = option(
-        "The output that is the loss, if memplan picks the wrong one.",
-        None,
-        metavar="NAME",
-        rarely=True,
+        "The output that is the loss, if memplan picks the wrong one.", None, rarely=True
     )
     strategy: str = option(
         "How to choose what to recompute; 'memplan strategies' lists all.",
@@ -135,16 +132,10 @@ class RewriteOptions(Options):
         rarely=True,
     )
     optimize: str = option(
-        "Let ONNX Runtime fuse nodes first.",
-        "extended",
-        choices=LEVELS,
-        rarely=True,
+        "Let ONNX Runtime fuse nodes first.", "extended", choices=LEVELS, rarely=True
     )
     passes: str = option(
-        "Changes to make first that cost no time.",
-        "all",
-        choices=("all", "none"),
-        rarely=True,
+        "Changes to make first that cost no time.", "all", choices=("all", "none"), rarely=True
     )
     offload: bool = option(
         "On CUDA, also move tensors to host memory and back where that is cheaper. Experimental: "
@@ -153,10 +144,7 @@ class RewriteOptions(Options):
         rarely=True,
     )
     wrt: tuple[str, ...] = option(
-        "Keep these parameters' gradients and remove all others.",
-        (),
-        metavar="GLOB",
-        rarely=True,
+        "Keep these parameters' gradients and remove all others.", (), metavar="GLOB", rarely=True
     )
     scan_recompute: str = option(
         "What backward loops recompute instead of reading what forward loops stored: none, all, "
@@ -178,7 +166,6 @@ class RewriteOptions(Options):
     device: str | None = option(
         "The device whose speed to assume: h200, gh200, h100, a100, rtx4090 or cpu.",
         None,
-        metavar="NAME",
         unset="as --provider suggests",
         rarely=True,
     )
@@ -224,7 +211,7 @@ class SweepOptions(Options):
 
     plan: RewriteOptions = DEFAULT_PLAN
     fit_dim: str | None = option(
-        "The dimension for --fit.", None, metavar="NAME", unset="the one that --dim leaves open"
+        "The dimension for --fit.", None, unset="the one that --dim leaves open"
     )
     fit_step: int = option("With --fit: try only multiples of N.", 1, least=1)
     jobs: int = option(
@@ -249,9 +236,7 @@ class ValidateOptions(Options):
     """
 
     provider: str = option(
-        "Where to run; auto is as recorded in REWRITTEN.",
-        "auto",
-        choices=("auto", *PROVIDERS),
+        "Where to run; auto is as recorded in REWRITTEN.", "auto", choices=("auto", *PROVIDERS)
     )
     state: tuple[str, ...] = option(**_STATE, unset="as REWRITTEN says")
     runs: int = option("Timed runs of each model.", 5, least=0)
@@ -309,10 +294,9 @@ class GradOptions(Options):
     """
 
     loss: str = option(
-        "The loss: a scalar tensor of the graph, or cross-entropy or mse to add one on --logits.",
-        metavar="NAME",
+        "The loss: a scalar tensor of the graph, or cross-entropy or mse to add one on --logits."
     )
-    logits: str | None = option("The tensor that an added loss reads.", None, metavar="NAME")
+    logits: str | None = option("The tensor that an added loss reads.", None)
     class_axis: int | None = option(
         "The axis of the classes, for cross-entropy.", None, unset="1; 2 for three dimensions"
     )
@@ -359,7 +343,6 @@ class LowerOptions(Options):
     loss: str | None = option(
         "The scalar output that is the loss.",
         None,
-        metavar="NAME",
         unset="found by memplan; in a graph of ORTModule, the only output",
     )
     optimizer_model: Path | None = option(
@@ -381,9 +364,7 @@ class TrainOptions(Options):
     """What ``run`` is asked for."""
 
     data: Path | None = option(
-        "Read samples from this .npz file, one array per batch input.",
-        None,
-        unset="random numbers",
+        "Read samples from this .npz file, one array per batch input.", None, unset="random numbers"
     )
     ready_batches: bool = option(
         "The first axis of the arrays in --data is that of whole batches, not of samples.", False

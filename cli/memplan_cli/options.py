@@ -69,6 +69,7 @@ def _flags(found: Declared) -> str:
 def _settings(found: Declared) -> dict[str, Any]:
     said, many = found.option, tuple[str, ...] in found.kinds
     whole, number = int in found.kinds, float in found.kinds
+    text = str in found.kinds and not said.choices
     default = None if found.default is MISSING else found.default
     if not isinstance(default, str | int | float | tuple | None):
         default = None  # of a size: left out
@@ -77,7 +78,7 @@ def _settings(found: Declared) -> dict[str, Any]:
         "show_default": bool(default or whole) and not said.unset,
         "required": found.default is MISSING,
         "multiple": many,
-        "metavar": said.metavar or ("N" if whole else "X" if number else None),
+        "metavar": said.metavar or ("N" if whole else "X" if number else "NAME" if text else None),
         "help": said.help
         + (" Repeatable." if many else "")
         + (f"  [default: {said.unset}]" if said.unset else ""),

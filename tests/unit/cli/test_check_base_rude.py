@@ -349,18 +349,16 @@ def test_a_model_in_git_lfs(memplan: Memplan, project: Path) -> None:
     assert "hint: git lfs install; git lfs fetch origin" in done.stderr
 
 
+PLACES = ("../../gone", "/tmp/gone", "a/../../gone", "memplan-base.onnx", "x/../memplan-base.onnx")
+
+
 @pytest.mark.parametrize(
-    "location",
+    ("location", "offset"),
     [
-        "../../gone",
-        "/tmp/gone",
-        "a/../../gone",
-        "memplan-base.onnx",
-        "x/../memplan-base.onnx",
-        "a\0b",
+        *((place, "0") for place in (*PLACES, "a\0b")),
+        *((PLACES[0], offset) for offset in ("-1", "9" * 30, "x")),
     ],
 )
-@pytest.mark.parametrize("offset", ["0", "-1", "9" * 30, "x"])
 def test_a_base_writes_nothing_outside_its_folder(
     memplan: Memplan, project: Path, location: str, offset: str
 ) -> None:

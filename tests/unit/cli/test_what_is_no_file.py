@@ -96,8 +96,12 @@ def run(inside: Memplan, tmp_path: Path) -> Memplan:
     return inside
 
 
-@pytest.mark.parametrize("what", [a_pipe, a_device, a_socket, a_folder])
-@pytest.mark.parametrize("call", CALLS)
+KINDS = (a_pipe, a_device, a_socket, a_folder)
+# Each call in two ways, one after the other.
+PAIRS = [(call, KINDS[(k + more) % 4]) for k, call in enumerate(CALLS) for more in (0, 1)]
+
+
+@pytest.mark.parametrize(("call", "what"), PAIRS)
 def test_it_is_refused_in_a_line(
     call: str, what: Callable[[Path], None], run: Memplan, tmp_path: Path
 ) -> None:

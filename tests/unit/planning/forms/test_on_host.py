@@ -49,6 +49,7 @@ g (float[64] x, float[64] w) => (float[64] z, float[64] kept)
 FORWARD = {"a", "v", "t", "b", "n", "kept"}
 # There is no Tan for the device, so a is copied to the host anyway, and t is there.
 DEVICE = STEP.replace("Tan(", "Tanh(")
+LATER = "[u] u = Neg(b) [kept] kept = Sin(u)"
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,8 @@ DEVICE = STEP.replace("Tan(", "Tanh(")
         (STEP, FORWARD, "", "b"),
         (STEP, None, "", "b c d"),  # no loss: everything on the device that is read
         (DEVICE, FORWARD, "a", "b t"),
+        # What only the forward part reads is none.
+        (DEVICE.replace("[kept] kept = Sin(b)", LATER), FORWARD | {"u"}, "", "a b t"),
     ],
 )
 def test_stashes_with_a_buffer_of_their_own_may_be_offloaded(

@@ -15,10 +15,6 @@ F = torch.nn.functional
 x = torch.linspace(-2, 2, 4000).reshape(10, 400)
 
 
-def rrelu() -> Any:
-    return F.rrelu(x, 0.1, 0.3, training=True)
-
-
 OPERATORS = {
     "dropout": lambda: F.dropout(x, 0.3),
     "dropout2d": lambda: F.dropout2d(x.reshape(1, 400, 10, 1), 0.3),
@@ -39,7 +35,7 @@ OPERATORS = {
     "randint": lambda: torch.randint(2, 9, (4000,)).float(),
     "randint_like": lambda: torch.randint_like(x, 9),
     "random_": lambda: torch.empty(4000).random_(9),
-    "rrelu": rrelu,
+    "rrelu": lambda: F.rrelu(x, 0.1, 0.3, training=True),
 }
 
 

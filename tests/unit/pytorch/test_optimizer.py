@@ -154,14 +154,9 @@ def test_every_row_is_a_kind_and_every_class_of_torch_is_read_or_refused() -> No
 def test_how_torch_computes_an_update_changes_nothing() -> None:
     first, second, names = parameters()
     plain = read_optimizer(torch.optim.Adam([first, second], lr=0.5), names)
-    flags: list[dict[str, Any]] = [
-        {"foreach": True},
-        {"fused": True},
-        {"differentiable": True},
-        {"capturable": True},
-    ]
-    for each in flags:
-        assert read_optimizer(torch.optim.Adam([first, second], lr=0.5, **each), names) == plain
+    for flag in ("foreach", "fused", "differentiable", "capturable"):
+        given: Any = torch.optim.Adam([first, second], lr=0.5, **{flag: True})
+        assert read_optimizer(given, names) == plain
     tensor = torch.optim.Adam([first, second], lr=torch.tensor(0.5))
     assert read_optimizer(tensor, names) == plain
 

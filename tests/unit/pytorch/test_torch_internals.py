@@ -143,11 +143,16 @@ CALLED = [
 ]
 
 
+@pytest.fixture(scope="module")
+def all_imported() -> None:
+    memplan.capture(step(), check=False)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("all_imported")
 @pytest.mark.parametrize("path", CALLED)
 def test_a_step_is_not_captured_without(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are looked up in every capture; others are when a module is imported."""
-    memplan.capture(step(), check=False)
     take_away(path, monkeypatch)
     with pytest.raises(RuntimeUnavailableError, match=f"there is no {re.escape(path)}"):
         memplan.capture(step())

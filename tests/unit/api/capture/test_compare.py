@@ -153,28 +153,22 @@ def test_whole_numbers_are_equal_or_not() -> None:
         assert len(compared(got, want, exact, tolerance, "buffer").differences) == differs, got
 
 
-def test_without_float64_the_type_decides() -> None:
-    first = {"a": ONES}
-    near = {"a": ONES * (1 + 0.9 * GRADIENT_UNITS * UNIT)}
-    far = {"a": ONES * (1 + 1.1 * GRADIENT_UNITS * UNIT)}
-    assert not compared(near, first, {}, learnt(first, None)).differences
-    assert compared(far, first, {}, learnt(first, None)).differences
-
-
-def test_a_narrow_type_without_float64_is_granted_its_own_rounding() -> None:
-    tolerance = learnt({"a": ONES}, None, 2.0**-10)
-    assert not compared({"a": ONES * 1.1}, {"a": ONES}, {}, tolerance).differences
-    assert compared({"a": ONES * 1.2}, {"a": ONES}, {}, tolerance).differences
-
-
-def test_what_is_no_gradient_is_granted_less() -> None:
-    tolerance = learnt({"a": ONES}, None)
-    near = {"a": ONES * (1 + 0.9 * UNITS * UNIT)}
-    far = {"a": ONES * (1 + 1.1 * UNITS * UNIT)}
-    assert not compared(near, {"a": ONES}, {}, tolerance, "buffer").differences
-    assert compared(far, {"a": ONES}, {}, tolerance, "buffer").differences
-
-
-def test_another_shape_differs() -> None:
-    tolerance = learnt({"a": ONES}, None)
-    assert compared({"a": np.ones(3)}, {"a": ONES}, {}, tolerance).differences
+@pytest.mark.parametrize(
+    ("kind", "narrowest", "got", "differs"),
+    [
+        ("gradient", UNIT, ONES * (1 + 0.9 * GRADIENT_UNITS * UNIT), False),
+        ("gradient", UNIT, ONES * (1 + 1.1 * GRADIENT_UNITS * UNIT), True),
+        # A narrow type is granted its own rounding, what is no gradient less.
+        ("gradient", 2.0**-10, ONES * 1.1, False),
+        ("gradient", 2.0**-10, ONES * 1.2, True),
+        ("buffer", UNIT, ONES * (1 + 0.9 * UNITS * UNIT), False),
+        ("buffer", UNIT, ONES * (1 + 1.1 * UNITS * UNIT), True),
+        ("gradient", UNIT, np.ones(3), True),
+    ],
+)
+def test_without_float64_the_type_and_the_kind_decide(
+    kind: str, narrowest: float, got: Any, differs: bool
+) -> None:
+    tolerance = learnt({"a": ONES}, None, narrowest)
+    found = compared({"a": got}, {"a": ONES}, {}, tolerance, kind)
+    assert bool(found.differences) == differs

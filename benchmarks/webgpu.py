@@ -5,8 +5,8 @@
 STEPS has the steps of :mod:`benchmarks.webgpu_steps`, captured with PyTorch, which need not be
 where the provider is. Of each: nodes by provider; rewritten to shares of its peak, proved, run
 beside itself, clones, order, bits; its outputs beside the CPU's; and twenty steps of ``Trainer`` on
-both, where the step has an optimizer. Called again with the same ``--json`` it goes on where it
-stopped; ``--net`` and ``--share`` choose.
+both, where the step has an optimizer. Of the sample models, a verdict for every operator. Called
+again with the same ``--json`` it goes on where it stopped; ``--net`` and ``--share`` choose.
 """
 
 from __future__ import annotations
@@ -20,15 +20,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 
 import memplan
 from benchmarks.record import versions
 from memplan.errors import InfeasibleError, MemplanError
+from memplan.ops.faults import features
+from memplan.ops.instance import in_graph
+from memplan.ops.memory import semantics
 from memplan.runtime.adapters import find_adapters
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.session_options import session_options
 from memplan.runtime.sessions import open_session
+from memplan.simulate.devices import place
 from memplan.simulate.opened import OpenModel, on_devices, open_model
 from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import simulate
@@ -55,6 +60,34 @@ def original_row(path: Path) -> dict[str, Any]:
         "beside_cpu": beside_cpu(path, model),
         "losses": losses(path, model),
     }
+
+
+def operators() -> dict[str, Any]:
+    """A verdict for every operator of the sample models: how many of its nodes are placed, how many
+    fall to the CPU and with which types, how many fail, and whether the probe ran it."""
+    rules, found = semantics("webgpu"), dict[str, Any]()
+    for path in sorted(Path("sample_models").glob("*.onnx")):
+        graph = open_model(path, {"N": 2} if path.stem == "gpt_dynamic" else {}).graph
+        host = place(graph, "webgpu")[1].host_nodes
+        for node in graph.nodes:
+            op = node.key.lstrip(":")
+            row = found.setdefault(op, {"placed": 0, "on_cpu": 0, "fail": 0, "types_on_cpu": []})
+            row["probed"] = node.key in rules.known or node.id in host
+            own = features(in_graph(graph, node))
+            if node.id in host:
+                types = [graph.tensors[t].dtype for t in node.reads]
+                row["on_cpu"] += 1
+                row["types_on_cpu"] = sorted({*row["types_on_cpu"], *map(dtype_name, types)})
+            elif any(why in own for why, _ in rules.faults.get(node.key, ())):
+                row["fail"] += 1
+            else:
+                row["placed"] += 1
+    return dict(sorted(found.items()))
+
+
+def dtype_name(dtype: int) -> str:
+    """As ``int64``."""
+    return str(TensorProto.DataType.Name(dtype)).lower()
 
 
 def beside_cpu(path: Path, model: OpenModel) -> dict[str, Any]:
@@ -144,6 +177,7 @@ def main() -> int:
     record["adapters"] = (
         adapters if isinstance(adapters, str) else [adapter.name for adapter in adapters]
     )
+    record["operators"] = operators()
     rows = record.setdefault("steps", {})
     for path in sorted(options.steps.glob("*.onnx")):
         if options.net and path.stem not in options.net:

@@ -43,14 +43,14 @@ def gpt() -> TorchStep:
     """Two blocks of a GPT, with Adam."""
     torch.manual_seed(0)
     net = Gpt(64, 32, width=32, heads=2, depth=2)
-    return _step(net, torch.optim.Adam, _tokens(4, 32), _tokens(4, 32))
+    return _step(net, torch.optim.Adam, _tokens(16, 32), _tokens(16, 32))
 
 
 def vit() -> TorchStep:
     """Two blocks of a ViT, with AdamW."""
     torch.manual_seed(0)
     net = Vit(size=32, patch=8, width=32, heads=2, depth=2, classes=10)
-    return _step(net, torch.optim.AdamW, _images(8, 3, 32, 32), _tokens(8, most=10))
+    return _step(net, torch.optim.AdamW, _images(32, 3, 32, 32), _tokens(32, most=10))
 
 
 class Cnn(nn.Module):

@@ -176,6 +176,7 @@ def changed_in_place_without_gradient(m: Any, x: Any) -> Any:
     h = m.a(x)
     with torch.no_grad():
         h.mul_(2)
+        h *= 1.5
     return m.b(h).square().sum()
 
 

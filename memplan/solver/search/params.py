@@ -81,8 +81,6 @@ class SearchParams:
     """Sizes of a beam's random factors, of which one is drawn."""
     beam_budgets: tuple[float, ...] = (0.8, 0.9, 1.0, 1.0, 1.1, 1.25)
     """Shares of the budget that a beam aims at, of which one is drawn."""
-    depth_first: bool = True
-    """Whether the runtime's default order is a start."""
     new_order_every: int = 3
     """One start in so many is a new order, the others are shaken plans (1: no plan is shaken)."""
     shakes: tuple[float, ...] = (0.3, 0.6, 1.0)

@@ -12,7 +12,6 @@ import numpy as np
 
 from memplan.solver.evaluate import evaluate, excess_of
 from memplan.solver.order.beam import resequence
-from memplan.solver.order.depth_first import depth_first
 from memplan.solver.order.local import reorder, settle
 from memplan.solver.problem import Flags, Ints, Problem
 from memplan.solver.search.neighbourhood import drop_orphans
@@ -34,11 +33,9 @@ class Starts:
 
     def ordered(self, number: int) -> Ints:
         """The ``number``-th order to start from, as the runtime runs it: 0 is the given order, 1
-        the one that a beam finds, 2 the depth-first one, the others are random."""
+        the one that a beam finds, the others are random."""
         params, problem = self.params, self.problem
         start, length = problem.start, len(problem.start)
-        if number == 2 and params.depth_first and not problem.protected.any():
-            return self.ease(depth_first(problem))
         if number == 0 or length > params.longest_beam:
             return self.ease(start)
         noise, budget = 0.0, problem.budget

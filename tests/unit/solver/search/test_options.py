@@ -34,7 +34,6 @@ PARTS_OFF = {
     "other starts": SearchParams(starts=0),
     "another search from the best few": SearchParams(best_few=0),
     "beams": SearchParams(longest_beam=0),
-    "the default order": SearchParams(depth_first=False),
     "shaken plans while exploring": SearchParams(new_order_every=1),
     "easing": SearchParams(ease_calls=0),
     "moves of nodes": SearchParams(moving=0.0, moving_clones=0.0),

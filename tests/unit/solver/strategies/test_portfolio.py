@@ -175,7 +175,6 @@ SWITCHES = {
     "starts": (0, 3),
     "best_few": (0, 3),
     "longest_beam": (0, 6000),
-    "depth_first": (False, True),
     "new_order_every": (1, 3),
     "ease_calls": (0, 25),
     "moving": (0.0, 0.5),

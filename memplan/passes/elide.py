@@ -154,6 +154,8 @@ def _one_transpose(facts: Facts, node: Node) -> Edit | None:
         return None
     first = graph.nodes[middle.producer]
     inner, outer = permutation(graph, first), permutation(graph, node)
+    if inner is None or outer is None:
+        return None
     axes = tuple(inner[axis] for axis in outer)
     root = graph.tensors[first.inputs[0]]
     if axes == tuple(range(len(axes))):

@@ -34,16 +34,19 @@ def same_value(facts: Facts, node: Node) -> bool:
     return rule is not None and rule(facts, node)
 
 
-def permutation(graph: Graph, node: Node) -> list[int]:
-    """The axes of a Transpose; without the attribute they are reversed."""
+def permutation(graph: Graph, node: Node) -> list[int] | None:
+    """The axes of a Transpose, reversed without the attribute; None where it has others than its
+    tensor: no session opens such a file."""
     given = node.attributes.get("perm")
-    rank = len(graph.tensors[node.inputs[0]].shape)
-    return list(given) if isinstance(given, list) else list(reversed(range(rank)))
+    axes = list(range(len(graph.tensors[node.inputs[0]].shape)))
+    if not isinstance(given, list):
+        return axes[::-1]
+    return list(given) if sorted(given) == axes else None
 
 
 def _transpose(facts: Facts, node: Node) -> bool:
     axes = permutation(facts.graph, node)
-    return axes == sorted(axes)
+    return axes is not None and axes == sorted(axes)
 
 
 def _slice(facts: Facts, node: Node) -> bool:

@@ -100,7 +100,7 @@ class AnytimeSearch:
     ) -> None:
         # Compiled code checks no index.
         given = (problem.start, *options.starts)
-        if any(each.max(initial=0) >= len(problem.arrays.cost) for each in given):
+        if any(each.max(initial=-1) >= len(problem.arrays.cost) for each in given):
             raise ValueError("a start names nodes that the problem does not have")
         self.problem, self.arrays, self.budget = problem, problem.arrays, problem.budget
         self.options, self.params = options, options.params

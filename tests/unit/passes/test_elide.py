@@ -62,6 +62,16 @@ def test_transposed_transposes_are_one() -> None:
     assert model.graph.nodes[1].attributes["perm"] == [2, 0, 1]
 
 
+@pytest.mark.parametrize("before", ["acme.Op", "Transpose <perm: ints = [1, 0]>"])
+def test_a_permutation_of_other_axes_is_left_alone(before: str) -> None:
+    """Behind an operator that nobody knows, shapes are what the file states."""
+    text = f"""<ir_version: 8, opset_import: ["" : 17, "acme" : 1]>
+        g (float[3, 3] x) => (float[3, 3] y) <float[3, 3] a, float[3, 3] b, float[3, 3] c>
+        {{ [first] a = acme.Op(x) [one] b = {before}(a) [two] c = Transpose <perm: ints = [1, 7]>(b)
+          [last] y = Exp(c) }}"""
+    assert nodes(applied(text, Elide())) == "first one two last"
+
+
 def test_names_of_the_interface_stay() -> None:
     text = """g (float[256] x) => (float[256] y, float[256] z, float[256] x2, float[256] w)
         { [first] a = Exp(x) [one] y = Identity(a) [two] z = Identity(a) [three] x2 = Identity(x)

@@ -28,6 +28,12 @@ def options(budget: str, **more: object) -> RewriteOptions:
     )  # type: ignore[arg-type]
 
 
+def test_a_graph_of_which_nothing_is_left_has_a_plan() -> None:
+    model = parse("g (float[4] x, float[4] y) => (float[4] y) { h = Exp(x) }")
+    result = rewrite(model, RewriteOptions(parse_size("100%"), strategy="greedy", optimize="none"))
+    assert len(result.timeline.order) == 0
+
+
 @pytest.mark.slow
 def test_the_waterfall_ends_where_the_file_is(tmp_path: Path) -> None:
     result = rewrite(MODEL, options("60%"), tmp_path / "out.onnx")

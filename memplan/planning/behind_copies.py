@@ -61,7 +61,7 @@ def in_planned_order(
         wait = _first_wait(graph, session)
         if wait is None:
             break
-        _fence(model.graph, graph, wait, f"{prefix}{number}/")
+        _fence(model.graph, graph, wait, prefix, number)
     return model
 
 
@@ -118,21 +118,27 @@ def _slot(graph: Graph, node: Node, devices: Devices) -> int | None:
     return min(found)[1] if found else None
 
 
-def _fence(proto: onnx.GraphProto, graph: Graph, wait: _Wait, prefix: str) -> None:
-    """Put the fences of one wait into a graph."""
+def _fence(proto: onnx.GraphProto, graph: Graph, wait: _Wait, prefix: str, number: int) -> None:
+    """Put the fences of one wait into a graph. Their shapes are there once for all waits on a
+    tensor: a session runs ``Shape`` as soon as it can, ahead of what is listed before it."""
     source = graph.tensors[wait.tensor].name
-    none = marked("axes", "Shape", [source], f"{prefix}none")
-    none.attribute.extend(helper.make_attribute(end, 0) for end in ("start", "end"))
-    shapes, readers = [none], dict[str, tuple[str, int]]()
+    none, there = f"{prefix}{source}/none", {name for node in proto.node for name in node.output}
+    shapes, readers = [], dict[str, tuple[str, int]]()
+    if none not in there:
+        shapes.append(marked("axes", "Shape", [source], none))
+        shapes[-1].attribute.extend(helper.make_attribute(end, 0) for end in ("start", "end"))
+    behind = none if none in there else source
     for node, slot in wait.slots:
         made, read = (graph.nodes[node].writes[0], graph.nodes[node].inputs[slot])
         rank = len(graph.tensors[read].shape)
-        if all(each.name != f"{prefix}{rank}" for each in shapes):
-            zeros = f"{prefix}zeros_{rank}"
-            shapes.append(marked("axes", "Concat", [none.name, zeros], f"{prefix}{rank}"))
+        shape = f"{prefix}{source}/{rank}"
+        if shape not in there:
+            there.add(shape)
+            zeros = f"{prefix}{source}/zeros_{rank}"
+            shapes.append(marked("axes", "Concat", [none, zeros], shape))
             shapes[-1].attribute.append(helper.make_attribute("axis", 0))
             proto.initializer.append(helper.make_tensor(zeros, _INT64, [rank], [0] * rank))
-        readers[graph.tensors[made].name] = f"{prefix}{rank}", slot
+        readers[graph.tensors[made].name] = shape, slot
     twins: dict[str, str] = {}
     result: list[onnx.NodeProto] = []
     for each in proto.node:
@@ -141,10 +147,10 @@ def _fence(proto: onnx.GraphProto, graph: Graph, wait: _Wait, prefix: str) -> No
             shape, slot = found
             name = each.input[slot]
             if name not in twins:
-                twins[name] = f"{prefix}of/{name}"
+                twins[name] = f"{prefix}{number}/{name}"
                 result.append(marked("fence", "Reshape", [name, shape], twins[name]))
             each.input[slot] = twins[name]
         result.append(each)
-        if source in each.output:
+        if behind in each.output:
             result += shapes
     replace_nodes(proto, result)

@@ -8,6 +8,8 @@ import onnx
 import pytest
 
 from helpers.graphs import parse
+from helpers.models import SAMPLES
+from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
 from memplan.equivalence.prove import Side, prove, reference_side
 from memplan.ir.graph import Graph
 from memplan.planning.behind_copies import in_planned_order
@@ -17,6 +19,7 @@ from memplan.simulate.devices import place
 from memplan.simulate.opened import opened
 from memplan.simulate.run_order import placed_order
 from memplan.simulate.session import session_kind
+from memplan.units import parse_size
 
 TUNED = session_kind("tuned", "webgpu")
 LABELS = """g (float[4,4] x, int64[4] n) => (float[4,4] y, float[4,4] late) {
@@ -91,3 +94,13 @@ def test_nothing_is_added_where_nothing_waits_or_shapes_cannot_be_cut(
     model = parse(f'<ir_version: 8, opset_import: ["" : {opset}]> {text}')
     before = model.SerializeToString(deterministic=True)
     assert in_planned_order(model, TUNED, graph_of).SerializeToString(deterministic=True) == before
+
+
+def test_fences_of_several_waits_on_one_tensor_share_their_shapes() -> None:
+    options = RewriteOptions(
+        parse_size("70%"), provider="webgpu", optimize="none", strategy="search{iterations=6}"
+    )
+    result = rewrite(SAMPLES / "mlp_adamw.onnx", options)
+    added = [n for n in result.model.graph.node if n.name.startswith("memplan/")]
+    shapes = [node.input[0] for node in added if node.op_type == "Shape"]
+    assert len(shapes) == len(set(shapes)) > 0

@@ -89,8 +89,10 @@ def outcomes(
                     running[pid] = number, time.monotonic(), folder
                 if not running:
                     return
-                pid, status, used = os.wait4(-1, os.WNOHANG)
-                if not pid:
+                # Each by itself: whoever runs this may have children of its own.
+                asked = (os.wait4(each, os.WNOHANG) for each in running)
+                pid, status, used = next((found for found in asked if found[0]), (0, 0, None))
+                if used is None:
                     for late, (_, begun, _) in running.items():
                         if time.monotonic() - begun > seconds * patience():
                             os.kill(late, signal.SIGKILL)

@@ -91,7 +91,7 @@ def capture(
         frozen: ``constants`` or ``inputs``, instead of the step's own.
         dropout: ``operator`` draws masks; ``counter`` or ``counter{seed=7}`` makes them of the
             number of the step (:mod:`memplan.autodiff.counter_dropouts`).
-        portable: write gradients of max pools without ``Indices``, which WebGPU's pools have not.
+        portable: write max pools and ``LogSoftmax`` by operators that WebGPU runs.
         force: overwrite ``output``.
         progress: called with what is being done.
 

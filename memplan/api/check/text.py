@@ -27,7 +27,6 @@ from memplan.units import format_bytes, format_delta, listed, printable
 INDENT = " " * 6
 _UNCHANGED_CLASSES, _MOST_CLASSES = 2, 4
 _MOST_FAMILIES = 6
-_UNCOMPARED = frozenset({Kind.MISSING, Kind.ORPHAN, Kind.NEW, Kind.REMOVED})
 
 
 def check_text(result: CheckResult) -> str:

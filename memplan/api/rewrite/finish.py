@@ -45,13 +45,15 @@ class Proved:
     """A rewritten model that computes the same, and is what its own bytes say.
 
     ``goal``: what was planned for. ``timeline``: what the model takes in the session that it is
-    for. ``notes``: that a plan before this one was rejected.
+    for. ``graph``: the model's own, read from its bytes. ``notes``: that a plan before this one was
+    rejected.
     """
 
     goal: Goal
     planned: Planned
     model: onnx.ModelProto
     timeline: Timeline
+    graph: Graph
     equivalence: Equivalence
     notes: tuple[str, ...] = ()
 
@@ -111,22 +113,20 @@ def finished(planned: Planned, goal: Goal) -> Proved:
     else:
         model = plain.model
     _record(model, planned, goal)
-    timeline = sound_timeline(model, prepared, planned.plan, goal.session, goal.options.loss)
+    session, loss = goal.session, goal.options.loss
+    timeline = sound_timeline(model, prepared, planned.plan, session, loss)
+    graph = timeline.graph
     if plain is not None:
         require_as_promised(plain.of_file, timeline)
         timeline = plain.timeline
-    if PROVIDERS[goal.session.provider].plugin:
-        model = in_planned_order(model, goal.session, lambda made: graph_of(made, planned, goal))
+    if PROVIDERS[session.provider].plugin:
+        model = in_planned_order(
+            model, session, lambda made: opened_anew(made, prepared, session, loss).graph
+        )
         # Its shapes are the host's: what the device holds is as before.
-        sound_timeline(model, prepared, planned.plan, goal.session, goal.options.loss)
+        graph = sound_timeline(model, prepared, planned.plan, session, loss).graph
     _record_peaks(model, timeline)
-    return Proved(goal, planned, model, timeline, _prove(planned, model, goal))
-
-
-def graph_of(model: onnx.ModelProto, planned: Planned, goal: Goal) -> Graph:
-    """The graph of a new model, read from its own bytes."""
-    prepared = planned.model.prepared
-    return opened_anew(model, prepared, goal.session, goal.options.loss).graph
+    return Proved(goal, planned, model, timeline, graph, _prove(planned, model, goal))
 
 
 def _prove(planned: Planned, model: onnx.ModelProto, goal: Goal) -> Equivalence:

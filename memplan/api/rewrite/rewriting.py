@@ -26,7 +26,7 @@ from memplan.api.analysis import (
 from memplan.api.floor_sentence import floor_report
 from memplan.api.open_step import open_step
 from memplan.api.python_step import as_sizes
-from memplan.api.rewrite.finish import Proved, graph_of, proved_plan
+from memplan.api.rewrite.finish import Proved, proved_plan
 from memplan.api.rewrite.goal import (
     Goal,
     Source,
@@ -379,7 +379,7 @@ def _confirm_placed(proved: Proved) -> tuple[str, ...]:
         InfeasibleError: it does not hold.
     """
     goal, session = proved.goal, proved.goal.session
-    held, devices = placed(graph_of(proved.model, proved.planned, goal), session)
+    held, devices = placed(proved.graph, session)
     peak = simulate(held, session, devices).peak_with_workspace_bytes
     if not devices.copies or peak <= proved.timeline.peak_with_workspace_bytes:
         return ()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from helpers import cuda_stub as stub
+from helpers.effort import THOROUGH
 from helpers.processes import HANG_SECONDS, eventually, runs
 from helpers.running import Memplan, runner
 
@@ -42,9 +43,9 @@ def plans(item: pytest.Item) -> bool:
     return not item.path.relative_to(FOLDER).as_posix().startswith(UNPLANNED)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests that plan nothing come first. Then those of one model follow one another, before all
-    others: they are the longest.
+    others: they are the longest. Nightly ones are left out.
 
     What is not in the quick loop: all that runs models or the installed program, by its folder;
     other tests of more than a second say so themselves.
@@ -54,6 +55,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         group = item.get_closest_marker("xdist_group")
         return plans(item), group is None, group.args[0] if group else ""
 
+    if not THOROUGH:
+        nightly = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=nightly)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
     items.sort(key=place)
     for item in items:
         folder = item.path.relative_to(FOLDER).parts[0]

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.e2e
 MODEL = "model.onnx"
 QUICK = ("--strategy", "greedy", "--jobs", "1")
 SWEEP = ("sweep", MODEL, "--dim", "N=256,512", "--budget", "60%,1kB", *QUICK)
+ONE = ("sweep", MODEL, "--dim", "N=256", "--budget", "60%,1kB", *QUICK)
 
 
 @pytest.fixture(autouse=True)
@@ -33,23 +35,16 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_the_table(memplan: Memplan) -> None:
-    lines = succeeded(memplan(*SWEEP)).splitlines()
-    assert lines[0] == "4 points: 2 planned, 2 infeasible"
-    rows = [line.split() for line in lines if line.startswith((" 256", "256", "512"))]
-    assert [row[:2] for row in rows] == [
-        ["256", "60%"],
-        ["256", "1kB"],
-        ["512", "60%"],
-        ["512", "1kB"],
-    ]
+    lines = succeeded(memplan(*ONE)).splitlines()
+    assert lines[0] == "2 points: 1 planned, 1 infeasible"
+    assert [line.split()[0] for line in lines[-2:]] == ["60%", "1kB"]
     assert max(map(len, lines)) <= 80
 
 
 def test_json_csv_and_page_say_the_same(inside: Memplan, tmp_path: Path) -> None:
-    asked = ("sweep", MODEL, "--dim", "N=256", "--budget", "60%,1kB", *QUICK)
-    found = json.loads(succeeded(inside(*asked, "--format", "json")))
+    found = json.loads(succeeded(inside(*ONE, "--format", "json")))
     assert found["schema"] == "memplan.sweep/1"
-    text = succeeded(inside(*asked, "--format", "csv"))
+    text = succeeded(inside(*ONE, "--format", "csv"))
     rows = list(csv.DictReader(io.StringIO(text)))
     for point, row in zip(found["points"], rows, strict=True):
         assert row["dim.N"] == str(point["dims"]["N"])
@@ -64,14 +59,9 @@ def test_json_csv_and_page_say_the_same(inside: Memplan, tmp_path: Path) -> None
 
 
 def test_what_fits(inside: Memplan) -> None:
-    done = inside("sweep", MODEL, "--fit", "400kB", "--fit-step", "64", *QUICK, "--format", "json")
-    (fit,) = json.loads(succeeded(done))["fits"]
-    assert fit["dim"] == "N"
-    assert fit["largest"] % 64 == 0
-    assert 0 < fit["as_it_is"] < fit["largest"]
-    assert fit["how"] == "recomputed"
-    line = succeeded(inside("sweep", MODEL, "--fit", "400kB", "--fit-step", "64", *QUICK, "-q"))
-    assert line.startswith(f"N up to {fit['largest']:,} fits 400kB")
+    """How it is found, and what JSON says of it: tests/unit/api/sweep."""
+    line = succeeded(inside("sweep", MODEL, "--fit", "400kB", "--fit-step", "256", *QUICK, "-q"))
+    assert re.match(r"N up to [\d,]+ fits 400kB", line)
 
 
 def children(parent: int) -> list[int]:

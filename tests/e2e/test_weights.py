@@ -25,6 +25,7 @@ from memplan.proto.weights import plan_weights, write_with_weights
 pytestmark = pytest.mark.e2e
 
 MODEL = "deep/model.onnx"
+NIGHTLY = pytest.mark.nightly
 MODES = ("reference", "copy")
 
 
@@ -36,7 +37,7 @@ def place_for(mode: str, folder: Path) -> str:
 
 @pytest.mark.ort
 @pytest.mark.slow
-@pytest.mark.parametrize("session", ["tuned", "default"])
+@pytest.mark.parametrize("session", ["tuned", pytest.param("default", marks=NIGHTLY)])
 def test_the_output_may_lie_anywhere_and_is_fused_and_proved(
     inside: Memplan, tmp_path: Path, session: str
 ) -> None:

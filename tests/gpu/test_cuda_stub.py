@@ -181,6 +181,7 @@ def test_what_is_freed_stays_on_the_device(cuda_stub: Path, tmp_path: Path) -> N
     assert ran.timeline.dynamic_peak_bytes < first.dynamic_peak_bytes
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("session", ["tuned", "default"])
 def test_a_training_graph_is_exact_at_every_step(session: str, cuda_stub: Path) -> None:
     dims = {"N": 2} if session == "tuned" else None
@@ -188,6 +189,7 @@ def test_a_training_graph_is_exact_at_every_step(session: str, cuda_stub: Path) 
     check(run(path, session, dims))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("session", ["tuned", "default"])
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("name", [name for name in ALL if name != "convolutional"])
@@ -264,6 +266,7 @@ def test_device_tells_a_stub_by_its_results(cuda_stub: Path) -> None:
     assert states["cuda"] == (True, False)
 
 
+@pytest.mark.nightly
 def test_every_probed_operator_is_placed_as_the_runtime_does(cuda_stub: Path) -> None:
     script = ROOT / "tests" / "helpers" / "placed_cases.py"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)

@@ -58,6 +58,7 @@ def check(path: Path, dims: dict[str, int]) -> None:
     assert ran.measured.cuda.counted_peak_bytes == ran.timeline.peak_bytes
 
 
+@pytest.mark.nightly
 def test_a_sample_model_is_exact_at_every_step(cuda_stub: Path, tmp_path: Path) -> None:
     """With a symbolic dimension: the file states no shapes of copies."""
     target = tmp_path / "offloaded.onnx"

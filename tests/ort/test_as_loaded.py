@@ -154,7 +154,7 @@ def saved(model: onnx.ModelProto, folder: Path) -> Path:
 
 
 # Loops: later runs are named as not exact.
-PLAIN = [path for path in runnable_models("cnn_bn", "lstm") if path.stem != "jax_rnn_loops"]
+PLAIN = [path for path in runnable_models("cnn_bn") if path.stem != "jax_rnn_loops"]
 
 
 @pytest.mark.parametrize("path", each(PLAIN))

@@ -44,6 +44,7 @@ def all_passes(wrt: tuple[str, ...] = ()) -> list[Pass]:
     return [Elide(), Prune(wrt), Release(), Masks(), Order(rounds=2)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("path", each(runnable_models("gpt_dropout")))
 def test_real_training_graphs(path: Path) -> None:
     source = original(path)

@@ -41,7 +41,7 @@ DEFAULT = session_kind("default")
 LEVELS = ort.GraphOptimizationLevel
 ORDERS = [
     (level, priority)
-    for level in (LEVELS.ORT_DISABLE_ALL, LEVELS.ORT_ENABLE_EXTENDED, LEVELS.ORT_ENABLE_ALL)
+    for level in (LEVELS.ORT_DISABLE_ALL, LEVELS.ORT_ENABLE_ALL)
     for priority in (False, True)
 ]
 SLOW = settings(max_examples=tries(120), deadline=None, suppress_health_check=list(HealthCheck))
@@ -187,6 +187,7 @@ def budget_for(model: OpenModel, share: float) -> int:
     return int(floor + share * (peak - floor))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("path", each(MODELS))
 def test_a_plain_session_keeps_the_budget(path: Path) -> None:
     source = original(path)

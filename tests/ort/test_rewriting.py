@@ -31,6 +31,7 @@ pytestmark = pytest.mark.ort
 SHARE, SHARES = 0.6, (0.8, 0.6, 0.4)  # of real graphs, and of small steps
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("path", each(runnable_models("gpt_dynamic")))
 def test_real_training_graphs(path: Path) -> None:
     source = original(path)
@@ -58,7 +59,7 @@ def test_small_training_steps(step: str, share: float) -> None:
 
 
 @settings(
-    max_examples=tries(300),
+    max_examples=tries(150),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

@@ -144,6 +144,7 @@ def test_further_options_come_one_per_line(topic: Path) -> None:
 OF_A_CHECKOUT = ("json", "logging", "venv", "ensurepip", "pip", "memplan", "onnx", "numpy")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["module", "package"])
 def test_no_module_of_the_checkout_is_run(topic: Path, kind: str, tmp_path: Path) -> None:

@@ -107,6 +107,7 @@ compiler.compile_extra = together
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_processes_compile_at_once_and_a_damaged_cache_is_made_again(tmp_path: Path) -> None:
     environment = {"MEMPLAN_CACHE_DIR": str(tmp_path)}

@@ -56,6 +56,7 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COUNTS)
 def test_no_item_finds_a_defect(command: str) -> None:
@@ -66,6 +67,7 @@ def test_no_item_finds_a_defect(command: str) -> None:
     assert command == "plain-plans" or "exit 0" in done.stdout
 
 
+@pytest.mark.nightly
 def test_it_ends_in_time_and_leaves_no_folder(tmp_path: Path) -> None:
     words = ["--command", "analyze", "--count", "1000000", "--seconds", "2", "--every", "1"]
     done = run(*words, TMPDIR=str(tmp_path))
@@ -91,6 +93,7 @@ def test_what_dies_and_what_has_no_end_is_told(fuzz: Any, tmp_path: Path) -> Non
 # --- The proof ------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_no_edit_is_called_equal_whose_bits_differ(fuzz: Any) -> None:
     for number in range(3):
@@ -100,6 +103,7 @@ def test_no_edit_is_called_equal_whose_bits_differ(fuzz: Any) -> None:
         assert "refused" in ended.counts
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_proof_that_believes_everything_is_found_out(
     fuzz: Any, monkeypatch: pytest.MonkeyPatch
@@ -113,6 +117,7 @@ def test_a_proof_that_believes_everything_is_found_out(
 # --- Values ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.ort
 def test_few_graphs(fuzz: Any) -> None:
     ended = [fuzz.values.examined(SEED, number) for number in range(24)]
@@ -156,6 +161,7 @@ PLANTED: dict[str, Callable[[Context], Gradients]] = {
 """Wrong rules by operator."""
 
 
+@pytest.mark.nightly
 @pytest.mark.ort
 @pytest.mark.parametrize("op", PLANTED)
 def test_a_wrong_rule_is_found(op: str, fuzz: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,6 +170,7 @@ def test_a_wrong_rule_is_found(op: str, fuzz: Any, monkeypatch: pytest.MonkeyPat
     _is_found(fuzz, op, op.lower())
 
 
+@pytest.mark.nightly
 @pytest.mark.ort
 def test_a_transpose_that_is_none_is_found(fuzz: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Operations, "_untransposed", _flag_turned)

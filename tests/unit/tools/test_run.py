@@ -63,6 +63,7 @@ def test_operators_are_changed_one_at_a_time(
         assert 'f"{a + b}"' in one.text or "return None" in one.text
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_what_is_killed_and_what_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = load("mutants/__main__.py", monkeypatch)
@@ -141,6 +142,7 @@ def test_every_picture_is_there_and_small(monkeypatch: pytest.MonkeyPatch) -> No
     assert sum(map(len, found.values())) < MOST_OF_ALL
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_pictures_are_of_the_pages_of_today(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -70,7 +70,9 @@ def roads(model: onnx.ModelProto, folder: Path) -> Iterator[tuple[str, MemplanEr
         "AlternatingTrainer": lambda: memplan.AlternatingTrainer({"only": path}),
         "analyze": lambda: memplan.analyze(path, state=state),
         "rewrite": lambda: memplan.rewrite(
-            path, memplan.RewriteOptions(budget="100%", state=tuple(state)), folder / "new.onnx"
+            path,
+            memplan.RewriteOptions("100%", strategy="none", optimize="none", state=tuple(state)),
+            folder / "new.onnx",
         ),
     }
     for name, call in calls.items():
@@ -190,7 +192,7 @@ def test_what_is_written_from_an_edited_file_says_nothing_that_the_edit_said(
 ) -> None:
     path, target = tmp_path / "edited.onnx", tmp_path / "new.onnx"
     onnx.save(changed(sealed(model), lambda s: swap(s, f"{weight}_new", "step_new")), path)
-    options = memplan.RewriteOptions(budget="100%", state=("apart",), optimize="none")
+    options = memplan.RewriteOptions("100%", strategy="none", optimize="none", state=("apart",))
     memplan.rewrite(path, options, target)
     assert not {"memplan.new_values", "memplan.seal"} & {
         item.key for item in onnx.load(target).metadata_props
@@ -324,9 +326,9 @@ def test_part_of_a_state_is_refused_unless_it_is_asked_for(model: onnx.ModelProt
             trainer.step(batch)  # type: ignore[arg-type]
 
 
-def test_a_hundred_thousand_foreign_entries_cost_next_to_nothing(model: onnx.ModelProto) -> None:
-    many = {f"n{k}": f"m{k}" for k in range(100_000)}
+def test_twenty_thousand_foreign_entries_cost_next_to_nothing(model: onnx.ModelProto) -> None:
+    many = {f"n{k}": f"m{k}" for k in range(20_000)}
     large = changed(model, lambda said: [said[key].update(many) for key in said])
     begun = time.process_time()
     memplan.Trainer(large)
-    assert time.process_time() - begun < 3
+    assert time.process_time() - begun < 1

@@ -147,6 +147,7 @@ def quality(found: Decision) -> tuple[bool, float]:
     return not found.feasible, found.extra_cost if found.feasible else found.peak
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("share", [0.8, 0.45])
 def test_more_time_never_gives_a_worse_plan(share: float) -> None:
     """By a clock that every look moves on: a longer run begins as a shorter one."""

@@ -72,7 +72,7 @@ class Bench:
         """The captured step of a network."""
         path: Path = self.options.graphs / f"{net}_{self.options.size}_bs{batch}.onnx"
         if not path.exists():
-            from benchmarks.nets.catalogue import net as known
+            from benchmarks.nets import net as known
 
             chosen = known(net, self.options.size)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -256,7 +256,7 @@ def in_pytorch(
     import torch
     import torch._functorch.config as functorch
 
-    from benchmarks.nets.catalogue import net
+    from benchmarks.nets import net
 
     torch.manual_seed(0)
     # ONNX Runtime multiplies in TF32 by default; so does this, or times would not compare.
@@ -264,8 +264,7 @@ def in_pytorch(
     chosen, on_gpu = net(name, size), device == "cuda"
     model = chosen.make().to(device)
     given = [value.to(device) for value in chosen.of(int(batch))]
-    if mode == "checkpoint":
-        checkpointed(model, chosen.blocks)
+    model.checkpoints = mode == "checkpoint"
     functorch.activation_memory_budget = float(budget)
     runner: Any = torch.compile(model) if mode == "compile" else model
 
@@ -295,21 +294,6 @@ def in_pytorch(
         "step_seconds": statistics.median(step() for _ in range(int(count))),
         "first_step_seconds": first,
     }
-
-
-def checkpointed(model: Any, blocks: Sequence[str]) -> None:
-    """Wrap the parts of these names, or those in lists of these names."""
-    from torch import nn
-    from torch.utils.checkpoint import checkpoint
-
-    def wrap(part: nn.Module) -> None:
-        inner = part.forward
-        part.forward = lambda *x: checkpoint(inner, *x, use_reentrant=False)  # type: ignore[method-assign]
-
-    for name in blocks:
-        part = getattr(model, name)
-        for each in part if isinstance(part, nn.ModuleList) else (part,):
-            wrap(each)
 
 
 # --- Command line -------------------------------------------------------------------------------

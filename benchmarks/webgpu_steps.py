@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "sample_models")]
 
 from nets import Gpt, LstmLm, Mlp, ResNet, UNet  # noqa: E402
 
-from benchmarks.nets.vision import Vit  # noqa: E402
+from benchmarks.nets import Vit  # noqa: E402
 
 
 def _step(

@@ -2,9 +2,9 @@
 
     python -m benchmarks.capture.check --json benchmarks/results/capture_check.json
 
-For the networks of torchvision, timm and transformers in ``benchmarks/nets/libraries.txt``, as far
-as they are installed. Of each, what the check of ``capture`` found, or with which words the step
-was refused; beside it, and independent of it, loss, gradients and what the model holds after two
+For the networks of torchvision, timm and transformers in ``libraries.txt``, as far as they are
+installed. Of each, what the check of ``capture`` found, or with which words the step was refused;
+beside it, and independent of it, loss, gradients and what the model holds after two
 updates against PyTorch in float64, whose own error in float32 is given, too; *rounding* is what is
 off by more, and by as much in PyTorch when its weights are a millionth off. A step that the check
 refuses is captured without it for that, which tells a false alarm. Steps that draw are held against
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 import memplan
-from benchmarks.nets.libraries import LIBRARY_NETS, Make
+from benchmarks.capture.libraries import LIBRARY_NETS, Make
 from benchmarks.record import Row, arguments, run
 from memplan.ir.roles import Role
 

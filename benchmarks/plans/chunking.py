@@ -182,15 +182,15 @@ def step_times() -> Iterator[dict[str, object]]:
     """Steps of two language models of a size that runs in a second, in chunks of each kind."""
     import torch
 
-    from benchmarks.nets.catalogue import Net, exported, text, training_graph
-    from benchmarks.nets.text import Gpt2, Llama
+    from benchmarks.graphs import exported, training_graph
+    from benchmarks.nets import Gpt, Llama, Net, text
 
     nets = {
         "Llama, 4 layers 192 wide, 8 x 256": Net(
             lambda: Llama(4000, 192, 6, 2, 768, 4), text(256, 4000), 8
         ),
         "GPT-2, 4 layers 192 wide, 8 x 256": Net(
-            lambda: Gpt2(256, 4000, 192, 3, 4), text(256, 4000, labels=False), 8
+            lambda: Gpt(4000, 256, 192, 3, 4, tied=True), text(256, 4000), 8
         ),
     }
     for name, net in nets.items():

@@ -1,159 +1,82 @@
-"""How planning, ``analyze`` and ``check`` grow with the graph.
+"""How ``check`` grows with the models of a repository and with their size.
 
-    python -m benchmarks.plans.scale --layers 24 --layers 300 --ratio 0.5 --seconds 5 --json FILE
-    python -m benchmarks.plans.scale --analyze 1000 --analyze 100000 --analyze MODEL --json FILE
     python -m benchmarks.plans.scale --check 300x500 --check 10x10000 --json FILE
 
-Graphs are those of ``benchmarks/nets/generated.py``. Time of an analysis is CPU time, best of some
-runs; each graph is analyzed in a process of its own, as the largest one decides the memory of a
-process. Files may be measured beside them. The C++ of ONNX runs in a child process
-(:mod:`memplan.proto.native`), which CPU time leaves out and elapsed time has.
-
-Check: as many chains of about as many nodes in one lock: ``check``, and ``check --base`` after two
-of them have changed, by the installed program in a process of its own.
+As many chains of about as many nodes in one lock: ``check``, and ``check --base`` after two of them
+have changed, by the installed program in a process of its own. A chain is square linear layers with
+Tanh: forward, loss, backward, and the update of every weight with momentum, so that there are as
+many outputs, parameters and modules as layers.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import os
-import resource
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import onnx
+from onnx import helper
 
-from benchmarks.nets.generated import PER_LAYER, chain, transformer
-from benchmarks.plans.instances import Instance, verify
-from benchmarks.record import Row, arguments, in_process, run
+from benchmarks.record import arguments, run
 
-# --- Planning -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One row. ``first_seconds``: until the first plan that fits."""
-
-    layers: int
-    nodes: int
-    ratio: float
-    feasible: bool
-    extra_cost_percent: float
-    first_seconds: float | None
-    planning_seconds: float
-    recomputed_nodes: int
-    resident_set_bytes: int
+PER_LAYER = 11
+"""Nodes of a chain."""
+_SIDE = 64
+_FLOAT = onnx.TensorProto.FLOAT
 
 
-def run_point(instance: Instance, layers: int, ratio: float, seconds: float) -> Result:
-    """Plan one graph at one ratio; the plan is verified independently."""
-    # Not above: what a file costs is measured in a process that has imported little.
-    from benchmarks.plans.public_graphs import to_problem
-    from memplan.deadline import Deadline
-    from memplan.solver.search.warm_up import warm_up
-    from memplan.solver.strategies.portfolio import PortfolioOptions, solve_portfolio
+def chain(nodes: int) -> onnx.ModelProto:
+    """A training graph of about so many nodes."""
+    layers = max(1, (nodes - 2) // PER_LAYER)
+    square = [_SIDE, _SIDE]
+    made: list[onnx.NodeProto] = []
 
-    warm_up()
-    problem = to_problem(instance, ratio, fixed=False)
-    first: list[float] = []
-    started = time.perf_counter()
+    def node(op: str, inputs: Sequence[str], output: str, **attributes: object) -> str:
+        made.append(helper.make_node(op, inputs, [output], name=f"n/{output}", **attributes))
+        return output
 
-    def tell(peak: int, extra: float) -> None:
-        del peak, extra
-        first.append(time.perf_counter() - started)
-
-    decision, _ = solve_portfolio(problem, Deadline(seconds), PortfolioOptions(certify=False), tell)
-    spent = time.perf_counter() - started
-    sequence = [int(node) for node in decision.sequence]
-    if decision.feasible:
-        verify(instance, ratio, sequence, fixed=False)
-    return Result(
-        layers,
-        len(instance.ids),
-        ratio,
-        decision.feasible,
-        100 * decision.extra_cost / problem.base_cost,
-        first[0] if first else None,
-        spent,
-        len(sequence) - len(instance.ids),
-        1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    last = "x"
+    for k in range(layers):
+        hidden = node("MatMul", [last, f"layers.{k}.weight"], f"h{k}")
+        last = node("Tanh", [hidden], f"a{k}")
+    node("ReduceMean", [last], "loss", keepdims=0)
+    gradient = node("Mul", [last, "scale"], f"d{layers - 1}")
+    for k in reversed(range(layers)):
+        source = f"a{k - 1}" if k else "x"
+        squared = node("Mul", [f"a{k}", f"a{k}"], f"s{k}")
+        slope = node("Sub", ["one", squared], f"o{k}")
+        inner = node("Mul", [gradient, slope], f"g{k}")
+        by_weight = node("Gemm", [source, inner], f"w{k}", transA=1)
+        gradient = node("Gemm", [inner, f"layers.{k}.weight"], f"d{k - 1}", transB=1)
+        kept, name = f"layers.{k}.weight.momentum", f"layers.{k}.weight"
+        scaled = node("Mul", [kept, "decay"], f"k{k}")
+        speed = node("Add", [scaled, by_weight], f"{kept}_new")
+        change = node("Mul", [speed, "lr"], f"c{k}")
+        node("Sub", [name, change], f"{name}_new")
+    weights = [f"layers.{k}.weight{part}" for k in range(layers) for part in ("", ".momentum")]
+    squares = [helper.make_tensor_value_info(name, _FLOAT, square) for name in weights]
+    results = [helper.make_tensor_value_info(f"{name}_new", _FLOAT, square) for name in weights]
+    graph = helper.make_graph(
+        made,
+        "chain",
+        [
+            helper.make_tensor_value_info("x", _FLOAT, square),
+            helper.make_tensor_value_info("lr", _FLOAT, []),
+            *squares,
+        ],
+        [helper.make_tensor_value_info("loss", _FLOAT, []), *results],
+        [helper.make_tensor(name, _FLOAT, [], [0.5]) for name in ("scale", "one", "decay")],
     )
-
-
-# --- Analysis -----------------------------------------------------------------------------------
-
-CHAIN = "chain"
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """One graph: CPU seconds to import onnx, to parse the file and to analyze it (the JSON
-    included), how long the latter took by the clock, and the most memory that the process had.
-    ``graph`` is ``chain``, or the name of a file."""
-
-    graph: str
-    nodes: int
-    import_seconds: float
-    parse_seconds: float
-    analyze_seconds: float
-    elapsed_seconds: float
-    resident_set_bytes: int
-
-    @property
-    def ratio(self) -> float:
-        """Analysis against what every program that reads the file must spend."""
-        return self.analyze_seconds / (self.import_seconds + self.parse_seconds)
-
-
-def measure_graph(graph: str, runs: int = 5) -> Cost:
-    """The cost of a chain of a number of nodes, or of a file, in a process of its own."""
-    with TemporaryDirectory() as folder:
-        path = Path(graph)
-        if graph.isdecimal():
-            path = Path(folder) / f"{CHAIN}.onnx"
-            onnx.save(chain(int(graph)), path)
-        return Cost(**in_process("plans.scale.cost_of", path, runs))
-
-
-def cost_of(name: str, count: str) -> Row:
-    """The cost of a file, in a process that has imported libraries and done nothing else."""
-    imported = time.process_time()
-    from memplan.api.analysis import analyze
-    from memplan.runtime.resident_set import resident_bytes
-
-    path, parsing, analyzing, elapsed, nodes = Path(name), [], [], [], 0
-    for _ in range(int(count)):
-        started = time.process_time()
-        nodes = len(onnx.load(path, load_external_data=False).graph.node)
-        parsed, clock = time.process_time(), time.perf_counter()
-        json.dumps(analyze(path).as_json())
-        parsing.append(parsed - started)
-        analyzing.append(time.process_time() - parsed)
-        elapsed.append(time.perf_counter() - clock)
-    best = (min(parsing), min(analyzing), min(elapsed))
-    # Not from getrusage, which counts the parent's in.
-    return asdict(Cost(path.stem, nodes, imported, *best, resident_bytes("VmHWM")))
-
-
-def slope(found: Sequence[Cost]) -> float:
-    """By which power of the nodes the CPU time of chains grows: least squares through the
-    logarithms."""
-    points = [(math.log(c.nodes), math.log(c.analyze_seconds)) for c in found if c.graph == CHAIN]
-    across = sum(x for x, _ in points) / len(points)
-    up = sum(y for _, y in points) / len(points)
-    spread = sum((x - across) ** 2 for x, _ in points)
-    return sum((x - across) * (y - up) for x, y in points) / spread
-
-
-# --- Check --------------------------------------------------------------------------------------
+    opset = [helper.make_opsetid("", 20)]
+    model = helper.make_model(graph, opset_imports=opset, ir_version=10)
+    return onnx.shape_inference.infer_shapes(model)  # exporters and memplan grad state all shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,21 +127,8 @@ def taken(folder: Path, models: int, nodes: int, *command: str) -> Taken:
     return Taken(shown, models, nodes, running.returncode, seconds, cpu, most)
 
 
-# --- Command line -------------------------------------------------------------------------------
-
-
-def rows(options: argparse.Namespace) -> Iterator[object]:
+def rows(options: argparse.Namespace) -> Iterator[Taken]:
     """What was asked for, one by one."""
-    for layers in options.layers:
-        instance = transformer(layers)
-        for ratio in options.ratio:
-            yield run_point(instance, layers, ratio, options.seconds)
-    found = []
-    for graph in options.analyze:
-        found.append(measure_graph(graph))
-        yield {**asdict(found[-1]), "ratio": found[-1].ratio}
-    if sum(cost.graph == CHAIN for cost in found) > 1:
-        yield {"log_log_slope": slope(found)}
     for size in options.check:
         models, _, nodes = size.partition("x")
         yield from checks(int(models), int(nodes))
@@ -226,9 +136,5 @@ def rows(options: argparse.Namespace) -> Iterator[object]:
 
 if __name__ == "__main__":
     parser = arguments("plans.scale", __doc__)
-    parser.add_argument("--layers", type=int, action="append", default=[], help="repeatable")
-    parser.add_argument("--ratio", type=float, action="append", default=[], help="repeatable")
-    parser.add_argument("--seconds", type=float, default=5.0, help="planning, per point")
-    parser.add_argument("--analyze", action="append", default=[], metavar="NODES|FILE")
     parser.add_argument("--check", action="append", default=[], metavar="MODELSxNODES")
     run(parser, rows)

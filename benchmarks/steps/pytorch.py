@@ -1,6 +1,6 @@
 """A training step by PyTorch and by memplan, by turns: seconds and growth of the resident set.
 
-Five networks (``nets/timed.py``), AdamW, CPU. PyTorch eager, with ``torch.utils.checkpoint`` around
+Five networks (``nets.py``), AdamW, CPU. PyTorch eager, with ``torch.utils.checkpoint`` around
 every block, and compiled at four values of ``activation_memory_budget``; memplan as captured, and
 rewritten for each growth that PyTorch reached, and for 40% of eager's. Every configuration is a
 process of its own (``worker.py``). In each round every one takes some steps, one after the other,
@@ -173,7 +173,7 @@ def captured(name: str, folder: Path) -> tuple[Path, Path, Row]:
     import numpy as np
 
     import memplan
-    from benchmarks.nets.timed import make
+    from benchmarks.nets import make
     from benchmarks.steps.worker import adamw
 
     model, tensors = make(name)

@@ -78,7 +78,7 @@ def _pytorch(name: str, kind: str) -> Step:
     """``eager``, ``checkpoint``, or ``compile`` and a budget for activations."""
     import torch
 
-    from benchmarks.nets.timed import make
+    from benchmarks.nets import make
 
     torch.set_num_threads(os.cpu_count() or 1)
     model, batch = make(name, kind == "checkpoint")

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from benchmarks.nets.timed import BESIDE_SOLVERS
+from benchmarks.nets import BESIDE_SOLVERS
 from benchmarks.record import Row, arguments, in_process, run
 
 BUDGETS = (0.05, 0.15, 0.3, 0.5, 0.8)

@@ -20,7 +20,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import memplan
-from benchmarks.nets.timed import make
+from benchmarks.nets import make
 from benchmarks.record import Row
 from memplan.runtime.resident_set import peak_rss, reset_peak_rss
 

@@ -1,8 +1,7 @@
 """Nodes that ONNX Runtime computes wrongly: known fusions, and one kernel that races.
 
-Measured with 1.31.1 on 7,900 small graphs at every level of optimization (``tools/fuzz --command
-fusions`` draws such graphs); ``tests/unit/ops/test_sharp_edges.py`` holds every line against the
-installed runtime.
+Measured with 1.31.1 on 7,900 small graphs at every level of optimization;
+``tests/unit/ops/test_sharp_edges.py`` holds every line against the installed runtime.
 
 1. **MatmulTransposeFusion** (level EXTENDED): ``MatMul`` of a transposed matrix and a vector. The
    fused node takes the vector for another matrix. With the vector in front it is right. The

@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def main() -> None:
     """Compare; what the runtime or ONNX's inference refuses is left out."""
     sys.path.append(str(ROOT / "tools" / "probe_ort"))
-    import cuda_memory
     from cases import all_cases
+    from device import around
 
     provider = sys.argv[1] if len(sys.argv) > 1 else "cuda"
     register(provider)
@@ -35,7 +35,7 @@ def main() -> None:
         if case.op in ("If", "Loop", "Scan"):
             continue
         try:
-            model = cuda_memory._model(case, None, True)[0]
+            model = around(case, bare=True)[0]
             session = load(model, provider)
         except Exception:
             continue

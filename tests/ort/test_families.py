@@ -15,7 +15,7 @@ from helpers.models import ROOT, load_benchmark
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
-nets = load_benchmark("nets.catalogue")
+nets, graphs = load_benchmark("nets"), load_benchmark("graphs")
 pytestmark = pytest.mark.ort
 
 TOLERANCE = 1e-4
@@ -38,7 +38,7 @@ def drawn(name: str) -> tuple[Any, tuple[Any, ...]]:
 @pytest.mark.parametrize("name", nets.TINY)
 def test_gradients_are_those_of_pytorch(name: str) -> None:
     module, inputs = drawn(name)
-    trained = nets.training_graph(nets.exported(module, inputs))
+    trained = graphs.training_graph(graphs.exported(module, inputs))
     feeds = {key: p.detach().numpy() for key, p in module.named_parameters()}
     feeds |= {key: b.detach().clone().numpy() for key, b in module.named_buffers()}
     feeds |= {f"batch_{k}": tensor.numpy() for k, tensor in enumerate(inputs)}
@@ -58,7 +58,7 @@ def test_gradients_are_those_of_pytorch(name: str) -> None:
 
 def test_command_writes_files_that_need_no_assumption(tmp_path: Path) -> None:
     wanted = ["--only", "vit", "--only", "densenet"]
-    nets.main([str(tmp_path), "--size", "tiny", *wanted])
+    graphs.main([str(tmp_path), "--size", "tiny", *wanted])
     files = sorted(tmp_path.iterdir())
     assert [path.name for path in files] == ["densenet_tiny.onnx", "vit_tiny.onnx"]
     for path in files:
@@ -69,7 +69,7 @@ def test_command_writes_files_that_need_no_assumption(tmp_path: Path) -> None:
 
 def test_parameters_are_inputs_and_nothing_tells_where_the_source_is() -> None:
     module, inputs = drawn("vit_tiny")
-    forward = nets.exported(module, inputs)
+    forward = graphs.exported(module, inputs)
     parameters = {key for key, _ in module.named_parameters()}
     assert parameters <= {value.name for value in forward.graph.input}
     assert str(ROOT).encode() not in forward.SerializeToString()

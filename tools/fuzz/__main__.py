@@ -3,16 +3,16 @@
     python tools/fuzz --command analyze --count 1000 --seed 7 --keep finds
 
 A find is exit code 70 (a bug of ours), death by a signal, no end in time, a wrong file that is
-called proved (``proof``), a wrong gradient (``values``) or a wrong fusion of ONNX Runtime that
-memplan does not warn of (``fusions``); of damaged files also more than
+called proved (``proof``) or a wrong gradient (``values``); of damaged files also more than
 ``--slow`` seconds or ``--large`` bytes. An item is known by seed and number, and ``--only N`` runs
-one again. Figures are printed on the way; after ``--seconds`` no item is begun.
+one again; after ``--seconds`` no item is begun.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import json
 import os
 import resource
@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import drafts
-import fusions
 import hostile
 import plans
 import proofs
@@ -45,9 +44,8 @@ EXAMINED: dict[str, Examine] = {
     **{name: partial(plans.examined, name) for name in plans.SESSIONS},
     "proof": proofs.examined,
     "values": values.examined,
-    "fusions": fusions.examined,
 }
-DRAWN = {"values", "fusions"}
+DRAWN = {"values", "proof", *plans.SESSIONS}
 PLANNED = {"rewrite", "validate", "proof", *plans.SESSIONS}
 _LEAST_SECONDS = {"proof": 600.0, "values": 60.0, **dict.fromkeys(plans.SESSIONS, 300.0)}
 """Limits of what takes longer than a damaged file: a loaded machine is no find."""
@@ -164,62 +162,38 @@ def run(command: str, options: argparse.Namespace) -> bool:
     examine = EXAMINED[command]
     seconds = max(options.each, _LEAST_SECONDS.get(command, 0.0))
     numbers = [options.only] if options.only is not None else range(options.count)
-    begun = shown = time.monotonic()
+    begun, done = time.monotonic(), 0
     counts, finds = Counter[str](), Counter[str]()
     slowest = largest = Outcome(-1, 0.0, 0)
-    done = 0
-
-    def figures() -> str:
-        kinds = Counter[str]()
-        for name, count in counts.items():
-            kinds[name.partition(":")[0]] += count
-        said = ", ".join(f"{name} {n:,}" for name, n in sorted(kinds.items()))
-        return (
-            f"{command}: {done} of {len(numbers)} in {time.monotonic() - begun:,.0f} s, seed "
-            f"{options.seed}: {said}; slowest {slowest.seconds:.1f} s (--only {slowest.number}), "
-            f"largest {largest.peak_bytes / 1e6:.0f} MB (--only {largest.number})"
-        )
-
-    def begin_more() -> Iterator[int]:
-        for number in numbers:
-            if time.monotonic() - begun > options.seconds:
-                return
-            yield number
-
-    for outcome in outcomes(examine, begin_more(), options, seconds):
+    until = itertools.takewhile(lambda _: time.monotonic() - begun <= options.seconds, numbers)
+    for outcome in outcomes(examine, until, options, seconds):
         done += 1
         counts.update(outcome.counts)
         slowest = max(slowest, outcome, key=lambda each: each.seconds)
         largest = max(largest, outcome, key=lambda each: each.peak_bytes)
-        place = outcome.place or too_much(command, examine, outcome, options)
+        place = outcome.place
+        if not place and command in hostile.COMMANDS:  # a small file that took too much
+            place = "large" if outcome.peak_bytes > options.large else ""
+            place = "slow" if outcome.seconds > options.slow * patience() else place
         if place:
             finds[place] += 1
             if finds[place] <= _KEPT:
                 print(f"FOUND --only {outcome.number}: {place}: {outcome.message}", flush=True)
-        if time.monotonic() - shown > options.every:
-            shown = time.monotonic()
-            print(figures(), file=sys.stderr, flush=True)
-    print(figures())
+    kinds = Counter[str]()
+    for name, count in counts.items():
+        kinds[name.partition(":")[0]] += count
+    said = ", ".join(f"{name} {n:,}" for name, n in sorted(kinds.items()))
+    print(
+        f"{command}: {done} of {len(numbers)} in {time.monotonic() - begun:,.0f} s, seed "
+        f"{options.seed}: {said}; slowest {slowest.seconds:.1f} s (--only {slowest.number}), "
+        f"largest {largest.peak_bytes / 1e6:.0f} MB (--only {largest.number})"
+    )
     for name, count in counts.most_common():
         if ":" in name:
             print(f"  {count:,} × {name}")
     for place, count in finds.most_common():
         print(f"  FOUND {count} × {place}")
     return bool(finds)
-
-
-def too_much(command: str, examine: Examine, outcome: Outcome, options: argparse.Namespace) -> str:
-    """What a small damaged file took too much of."""
-    if command not in hostile.COMMANDS:
-        return ""
-    if outcome.peak_bytes > options.large:
-        return "large"
-    most = options.slow * patience()
-    if outcome.seconds > most:
-        # Once more, alone: the processor may have been somebody else's.
-        (again,) = outcomes(examine, [outcome.number], options, 10 * most)
-        return "slow" if again.seconds > most else ""
-    return ""
 
 
 def main() -> int:
@@ -236,14 +210,11 @@ def main() -> int:
     add("--memory", type=float, default=8.0, help="limit of addresses per item, in GiB")
     add("--slow", type=float, default=10.0, help="seconds that are too many")
     add("--large", type=float, default=1e9, help="bytes that are too many")
-    add("--every", type=float, default=10.0, help="seconds between figures")
-    add("--seeds", type=Path, action="append", default=[], help="folders of models to damage")
     add("--keep", type=Path, help="a folder for the files of finds")
     add("--only", type=int, help="run this item alone")
     options = parser.parse_args()
     options.keep = options.keep and options.keep.resolve()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    hostile.add_seeds(options.seeds)
     commands = EXAMINED if options.command == "all" else (options.command,)
     if PLANNED.intersection(commands):
         warm_up()  # what is not compiled yet would count as slow

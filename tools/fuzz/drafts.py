@@ -290,11 +290,13 @@ class Case:
         return tuple(self.weights)
 
 
-def drawn(r: random.Random, evaluators: Sequence[Any], modules: Sequence[str] = MODULES) -> Case:
-    """A random case of up to eight forms."""
+def drawn(
+    r: random.Random, evaluators: Sequence[Any], modules: Sequence[str] = MODULES, most: int = 8
+) -> Case:
+    """A random case of up to ``most`` forms."""
     while True:
         d = Draft(r, r.choice(_OPSETS), evaluators)
-        for _ in range(r.randint(2, 8)):
+        for _ in range(r.randint(2, most)):
             likely = [name for name in _LIKELY if name in modules]
             module = r.choice(likely if likely and d.maybe(0.25) else modules)
             if forms(module):

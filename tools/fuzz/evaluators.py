@@ -139,16 +139,3 @@ def opened(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> onnx.ModelProt
     del result.graph.initializer[:]
     result.graph.initializer.extend(kept)
     return result
-
-
-def narrowed(feeds: Mapping[str, Array], model: onnx.ModelProto) -> dict[str, Array]:
-    given = {value.name for value in model.graph.input}
-    return {n: np.asarray(a, np.float32) for n, a in feeds.items() if n in given}
-
-
-def is_mixed(model: onnx.ModelProto) -> bool:
-    return any(
-        item.name == "to" and item.i == TensorProto.FLOAT
-        for node in model.graph.node
-        for item in node.attribute
-    )

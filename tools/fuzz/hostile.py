@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import onnx
 from ended import Ended, called
 from google.protobuf.message import DecodeError
 from mutate import mutated, mutated_text
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+from steps import parsed
 
 import memplan
 from memplan.api.check.checking import CheckRequest, run_update
@@ -23,7 +23,6 @@ COMMANDS = ("analyze", "rewrite", "grad", "validate", "check")
 _STRATEGIES = ("auto", "greedy", "none", "segments", "mirror", "speed", "memory")
 _TRAINED = ("image", "text", "recurrent", "functions")
 _LOCKED = "step"  # the seed of which there is a lock
-_LARGEST = 200_000
 _TEXTS = Path(__file__).with_name("seeds.txt")
 # Where the runtime is asked, in a process of its own, which takes ten times as long as the rest:
 _SHARE_OF_PLAIN = 0.02  # sessions with default options
@@ -108,15 +107,6 @@ def _interface(data: bytes) -> tuple[list[str], list[str]]:
 
 # --- What is damaged ------------------------------------------------------------------------------
 
-_MORE: dict[str, bytes] = {}
-
-
-def add_seeds(folders: Sequence[Path]) -> None:
-    """Also damage the small ``.onnx`` files of folders."""
-    for folder in folders:
-        files = (path for path in sorted(folder.rglob("*.onnx")) if path.stat().st_size < _LARGEST)
-        _MORE.update((path.stem, path.read_bytes()) for path in files)
-
 
 @cache
 def seeds() -> dict[str, bytes]:
@@ -125,18 +115,7 @@ def seeds() -> dict[str, bytes]:
     models = {model.graph.name: model for model in map(parsed, texts)}
     steps = {f"{name} step": _training_step(models[name]) for name in _TRAINED}
     models |= {**steps, "deep step": _training_step(parsed(_deep(8)))}
-    return {name: model.SerializeToString() for name, model in models.items()} | _MORE
-
-
-def parsed(text: str) -> onnx.ModelProto:
-    """The model; one number for an initializer stands for all of its elements."""
-    model = onnx.parser.parse_model(text)
-    for tensor in model.graph.initializer:
-        content = numpy_helper.to_array(tensor) if not tensor.float_data else tensor.float_data
-        full = np.resize(np.asarray(content), tuple(tensor.dims))
-        kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-        tensor.CopyFrom(numpy_helper.from_array(full.astype(kind), tensor.name))
-    return model
+    return {name: model.SerializeToString() for name, model in models.items()}
 
 
 def _training_step(model: onnx.ModelProto) -> onnx.ModelProto:

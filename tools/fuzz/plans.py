@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from ended import Ended, called
-from graphs import random_step
+from steps import training_graph
 
 from memplan.errors import EXIT_BUG, EXIT_INFEASIBLE, EXIT_MODEL
 
@@ -30,7 +30,7 @@ def examined(command: str, seed: int, number: int) -> Ended:
         The first defect, if there is one; and how many rewrites ended with which exit code.
     """
     session, r = SESSIONS[command], random.Random(f"{seed}/{number}")
-    data = random_step(r).SerializeToString()
+    data = training_graph(r)[1].SerializeToString()
     Path("model.onnx").write_bytes(data)
     codes: dict[str, int] = {}
     tries = [("model.onnx", f"{share}%") for share in SHARES]

@@ -20,19 +20,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnxruntime as ort
 from edits import Type, edited
 from ended import Ended, place_of
-from pairs import Pair, made
+from steps import SAMPLES, training_graph
 
+import memplan
 from memplan.api.validate.proof import equivalence_of
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.equivalence.prove import Equivalence, Side, prove, reference_side
 from memplan.errors import MemplanError
 from memplan.runtime.compare_outputs import output_difference, same_bits
 from memplan.runtime.inputs import synthesize
+from memplan.runtime.session_options import session_options
 from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import PreparedModel, prepare
 from memplan.simulate.opened import opened
+from memplan.units import parse_budget
 
 EDITS = 250
 """Edits of each pair."""
@@ -40,6 +44,8 @@ THREADS = (1, 2)
 _DRAWS = 4
 _SIZE = 4  # of every symbolic dimension
 _SHARE_IN_PLACE = 0.1  # of edits of steps with state that are run in place, proved or not
+_SHARE_OF_SAMPLES = 0.02
+_TRIES = 6
 
 Array = npt.NDArray[np.generic]
 Feeds = Mapping[str, Array]
@@ -47,6 +53,60 @@ Runs = list[list[Array] | None]
 """Outputs by draw, then thread count; None where there are none to compare."""
 Found = tuple[str, str]
 """What is wrong, and the words for it; nothing where all is well."""
+
+
+# --- What is edited -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A training graph, what was made of it and how; ``state``: its new values by the inputs that
+    they may be written over, output → input."""
+
+    what: str
+    original: bytes
+    rewritten: bytes
+    state: tuple[tuple[str, str], ...] = ()
+
+
+def made(r: random.Random) -> Pair:
+    """A pair, the same for the same random numbers."""
+    sample = r.random() < _SHARE_OF_SAMPLES
+    if sample:
+        path = r.choice(sorted(SAMPLES.glob("*.onnx")))
+        name, model = path.stem, onnx.load(path)
+    else:
+        name, model = training_graph(r)
+    for _ in range(_TRIES):
+        options: dict[str, Any] = {
+            "strategy": r.choice(("greedy", "search{iterations=3}", "segments")),
+            "session": "tuned" if sample else r.choice((*("tuned",) * 7, "default")),
+            "chunk": r.choice(("none", "none", "regions", "layers", "2", "3")),
+            "passes": r.choice(("all", "all", "all", "none")),
+            "scan_recompute": r.choice(("", "all")),
+        }
+        budget = r.choice(("min", "min", "95%", "88%", "80%", "65%"))
+        effort = 2 if "search" in options["strategy"] else 0
+        try:
+            asked = memplan.RewriteOptions(
+                parse_budget(budget), optimize="none", effort=effort, **options
+            )
+            found = memplan.rewrite(model, asked)
+        except MemplanError:
+            continue
+        assert found.model is not None
+        outputs = {value.name for value in model.graph.output}
+        pairs = [
+            (f"{value.name}{end}", value.name)
+            for value in model.graph.input
+            for end in ("_new", ".new")
+            if f"{value.name}{end}" in outputs
+        ]
+        what = f"{name} {budget} " + " ".join(f"{key}={value}" for key, value in options.items())
+        data = found.model.SerializeToString()
+        return Pair(what, model.SerializeToString(), data, tuple(pairs))
+    data = model.SerializeToString()
+    return Pair(f"{name} as it is", data, data)
 
 
 @dataclass(slots=True)
@@ -71,6 +131,9 @@ class Edited:
     model: onnx.ModelProto
     data: bytes
     what: str
+
+
+# --- Whether the proof is right -------------------------------------------------------------------
 
 
 def examined(seed: int, number: int, edits: int = EDITS) -> Ended:
@@ -234,10 +297,6 @@ def _runs(
 
 
 def _session(model: bytes, threads: int) -> Any:
-    import onnxruntime as ort
-
-    from memplan.runtime.session_options import session_options
-
     ort.set_default_logger_severity(4)
     options = session_options("tuned")
     options.log_severity_level = 4
@@ -252,8 +311,6 @@ def _session(model: bytes, threads: int) -> Any:
 
 def _outputs(session: Any, feeds: Feeds, state: Mapping[str, str]) -> list[Array] | None:
     """``state``: output → input over which it is written."""
-    import onnxruntime as ort
-
     inputs = (*session.get_inputs(), *session.get_overridable_initializers())
     taken = {value.name for value in inputs}
     binding = session.io_binding()

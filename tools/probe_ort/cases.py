@@ -80,6 +80,21 @@ class Case:
         """The outputs that have a name."""
         return [k for k in range(self.outputs) if k not in self.absent_outputs]
 
+    @property
+    def specs(self) -> list:
+        """Element type and shape of every input; None where it is left out."""
+        rng = np.random.default_rng(0)
+        values = [
+            i if i is None else i.sample(rng) if isinstance(i, In) else i.value for i in self.inputs
+        ]
+        return [None if value is None else specs([value])[0] for value in values]
+
+
+def specs(values: Sequence[object]) -> list:
+    """Element type and shape of each."""
+    arrays = [np.asarray(value) for value in values]
+    return [[int(helper.np_dtype_to_tensor_dtype(a.dtype)), list(a.shape)] for a in arrays]
+
 
 def node_of(case: Case, inputs: Sequence[str], **changed: object) -> onnx.NodeProto:
     """The case's node, with some attributes changed; its outputs are ``y0``, ``y1`` and so on."""

@@ -23,7 +23,11 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 TABLES = HERE.parent.parent / "memplan" / "ops" / "tables"
-PROBES = {"cpu.json": ".", "cuda.json": "cuda_memory.py", "cuda_kernels.json": "cuda_kernels.py"}
+PROBES = {
+    "cpu.json": ["."],
+    "cuda.json": ["cuda.py"],
+    "cuda_kernels.json": ["cuda.py", "--kernels"],
+}
 # What a row of `scratch` was measured for; the rest of the row is what came out.
 _CASE = ("op", "case", "opset", "threads")
 # What a table was measured on, and which other runtimes gave the same.
@@ -87,8 +91,9 @@ def measure(table: str, target: Path) -> None:
 
     The runtime's own warnings about odd cases are expected, and shown only when the probe fails.
     """
+    script, *words = PROBES[table]
     subprocess.run(
-        [sys.executable, str(HERE / PROBES[table]), "--out", str(target)],
+        [sys.executable, str(HERE / script), *words, "--out", str(target)],
         check=True,
         capture_output=True,
         text=True,

@@ -41,6 +41,27 @@ def _leading_dtype(case: Case) -> int:
     return int(helper.np_dtype_to_tensor_dtype(np.dtype(first.dtype))) if first else 0
 
 
+def head(provider: str, source: str = "") -> dict:
+    """What every table begins with: what was measured, and of devices how."""
+    runtime = f"onnxruntime {ort.__version__}"
+    found = {"schema": "memplan.probe/1", "runtime": runtime, "provider": provider}
+    return {**found, "source": source} if source else found
+
+
+def scratch_row(case: Case, result: dict, threads: int, amount: int) -> dict:
+    """A row of ``scratch``."""
+    return {
+        "op": case.key,
+        "case": case.label,
+        "opset": case.opset,
+        "inputs": result["inputs"],
+        "outputs": result["outputs"],
+        "attributes": _plain(case.attributes),
+        "threads": threads,
+        "scratch_bytes": amount,
+    }
+
+
 def table(cases: list[Case], results: dict[int, dict]) -> dict:
     """The table of all results; ops whose every case failed to load are listed as no_kernel."""
     by_key: dict[str, list[dict]] = {}
@@ -59,24 +80,11 @@ def table(cases: list[Case], results: dict[int, dict]) -> dict:
         for threads, amount in result["scratch"].items():
             if threads != "1" and amount == one:
                 continue
-            scratch.append(
-                {
-                    "op": case.key,
-                    "case": case.label,
-                    "opset": case.opset,
-                    "inputs": result["inputs"],
-                    "outputs": result["outputs"],
-                    "attributes": _plain(case.attributes),
-                    "threads": int(threads),
-                    "scratch_bytes": amount,
-                }
-            )
+            scratch.append(scratch_row(case, result, int(threads), amount))
     alias = {k: p for k, r in by_key.items() if (p := _pairs(r, "alias"))}
     inplace = {k: p for k, r in by_key.items() if (p := _pairs(r, "inplace"))}
     return {
-        "schema": "memplan.probe/1",
-        "runtime": f"onnxruntime {ort.__version__}",
-        "provider": "cpu",
+        **head("cpu"),
         "alias": dict(sorted(alias.items())),
         "inplace": dict(sorted(inplace.items())),
         "not_inplace": sorted(k for k in by_key if k not in alias and k not in inplace),

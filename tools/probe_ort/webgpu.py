@@ -18,10 +18,25 @@ import tempfile
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
+from cases import Case, all_cases, specs
 from children import DIED, tell, told
+from device import (
+    CPU,
+    around,
+    host_slots,
+    kernels,
+    memory_table,
+    providers_of,
+    session,
+    sharing,
+    write_kernels,
+)
 from shim import compiled
+from table import render
 
 HERE = Path(__file__).resolve().parent
 OWN = "WebGpuExecutionProvider"
@@ -31,27 +46,6 @@ SOURCE = (
     "(tools/probe_ort/webgpu.py)"
 )
 NO_TRUTH = {":TopK", ":ScatterElements", ":ReduceProd"}  # order, repeated indices, overflow
-LISTS = ("alias", "inplace", "not_inplace", "no_kernel", "no_scratch")
-
-
-def _session(model: object, provider: str) -> object:
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
-    options.enable_mem_pattern = options.enable_mem_reuse = False
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    settings = SETTINGS if provider == OWN else {}
-    session = ort.InferenceSession(model.SerializeToString(), options, [(provider, settings)])
-    session.disable_fallback()
-    return session
-
-
-def _on(session: object) -> dict[str, str]:
-    parts = session.get_provider_graph_assignment_info()
-    return {node.name: part.ep_name for part in parts for node in part.get_nodes()}
 
 
 def _bytes(values: list) -> int:
@@ -59,46 +53,37 @@ def _bytes(values: list) -> int:
     return sum(-(-np.asarray(value).nbytes // 16) * 16 for value in values)
 
 
-def look(case: object, counter: ctypes.CDLL) -> dict | None:
+def look(case: Case, counter: ctypes.CDLL) -> dict | None:
     """What one case showed; None where the node does not run on WebGPU."""
-    from cuda_memory import _inputs, _model, _specs
 
-    def counted(session: object, feeds: dict) -> tuple[list, int, int]:
+    def counted(opened: Any, feeds: dict) -> tuple[list, int, int]:
         counter.count_reset()
-        results = session.run(None, feeds)
+        results = opened.run(None, feeds)
         read = (ctypes.c_int64.in_dll(counter, f"count_{name}") for name in ("made", "made_bytes"))
         return (results, *(value.value for value in read))
 
-    model, feeds, _, _ = _model(case, None, True)
-    session = _session(model, OWN)
-    if _on(session).get("node") != OWN:
+    def requests_of(model: onnx.ModelProto, feeds: dict) -> int:
+        opened = session(model, (OWN, SETTINGS))
+        if set(providers_of(opened).values()) != {OWN}:
+            raise LookupError
+        return counted(opened, feeds)[1]
+
+    model, feeds, _, _ = around(case, bare=True)
+    opened = session(model, (OWN, SETTINGS))
+    if providers_of(opened).get("node") != OWN:
         return None
-    given = list(feeds.values())
-    found = {"inputs": _inputs(case, given), "outputs": [], "pairs": [], "shares": False}
     # A number that float32 holds for the CPU's result, and no bits: kernels round differently.
-    expected = _session(model, "CPUExecutionProvider").run(None, feeds)
-    found["outputs"] = _specs(expected)
+    expected = session(model, CPU).run(None, feeds)
+    found = {"inputs": case.specs, "outputs": specs(expected), "pairs": [], "shares": False}
     try:
-        results, _, made = counted(session, feeds)
+        results, _, made = counted(opened, feeds)
     except Exception as error:
         return {**found, "said": " ".join(str(error).split()).rpartition("Message: ")[2]}
-    found["scratch"] = max(made - _bytes(given) - _bytes(results), 0)
+    found["scratch"] = max(made - _bytes(list(feeds.values())) - _bytes(results), 0)
     if case.key not in NO_TRUTH and not all(map(_near, results, expected)):
         found["said"] = "WRONG RESULTS"
-    try:
-        model, feeds, copies, late = _model(case, None, False)
-        session = _session(model, OWN)
-    except Exception:
-        return found
-    if set(_on(session).values()) != {OWN}:
-        return found
-    requests = counted(session, feeds)[1] - late
-    outputs = case.outputs - len(case.absent_outputs)
-    found["shares"] = requests - 2 * len(copies) - outputs < outputs
-    for index in copies:
-        model, feeds, _, late = _model(case, index, False)
-        if counted(_session(model, OWN), feeds)[1] - late < requests:
-            found["pairs"].append([0, index])
+    with suppress(Exception):  # a copy of an input or output is not on WebGPU
+        found["shares"], found["pairs"] = sharing(case, requests_of, len(case.slots))
     return found
 
 
@@ -114,7 +99,6 @@ def _near(one: object, other: object) -> bool:
 def _child(first: int) -> int:
     import onnxruntime as ort
     import onnxruntime_ep_webgpu as plugin
-    from cases import all_cases
 
     ort.register_execution_provider_library("webgpu", plugin.get_library_path())
     counter = ctypes.CDLL("libvulkan.so.1")
@@ -164,41 +148,6 @@ def fault_rows(cases: list, results: dict[int, dict]) -> dict[str, list]:
     return found
 
 
-def memory_table(cases: list, results: dict[int, dict], missing: set[str]) -> dict:
-    """The table of all cases that ran."""
-    import onnxruntime as ort
-    from table import _plain
-
-    ran = {i: r for i, r in results.items() if "scratch" in r}
-    keys = {cases[i].key for i in ran}
-    alias = {cases[i].key for i, r in ran.items() if r["shares"]}
-    pairs = defaultdict(set)
-    for index, result in ran.items():
-        if cases[index].key not in alias:
-            pairs[cases[index].key] |= {tuple(pair) for pair in result["pairs"]}
-    inplace = {k: sorted(map(list, v)) for k, v in sorted(pairs.items()) if v}
-    rows = [
-        {"op": cases[i].key, "case": cases[i].label, "opset": cases[i].opset}
-        | {"inputs": r["inputs"], "outputs": r["outputs"]}
-        | {"attributes": _plain(cases[i].attributes), "threads": 1, "scratch_bytes": r["scratch"]}
-        for i, r in sorted(ran.items())
-        if r["scratch"] and cases[i].key not in alias
-    ]
-    return {
-        "schema": "memplan.probe/1",
-        "runtime": f"onnxruntime {ort.__version__}",
-        "provider": "webgpu",
-        "source": SOURCE,
-        "alias": {key: [[0, 0]] for key in sorted(alias)},
-        "inplace": inplace,
-        "not_inplace": sorted(keys - alias - set(inplace)),
-        "no_kernel": sorted(missing),
-        "no_scratch": sorted(keys - {row["op"] for row in rows}),
-        "scratch": rows,
-        "faults": fault_rows(cases, results),
-    }
-
-
 def main() -> int:
     """Look at every case in children that end early now and then; write both tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -210,10 +159,7 @@ def main() -> int:
     sys.path.insert(0, str(HERE.parents[1]))
     import onnxruntime as ort
     import onnxruntime_ep_webgpu as plugin
-    from cases import all_cases
-    from cuda_kernels import host_slots, kernels, write_table
     from onnxruntime.capi import _pybind_state as state
-    from table import render
 
     cases = all_cases()
     with tempfile.TemporaryDirectory() as folder:
@@ -223,15 +169,22 @@ def main() -> int:
         results = told([__file__, "--out", ".", "--child"], environment)
     for index, result in results.items():
         if DIED in result:
-            specs = {"inputs": _given(cases[index]), "outputs": [[1, []]]}
-            results[index] = {**specs, "said": "it ends the process"}
+            known = {"inputs": cases[index].specs, "outputs": [[1, []]]}
+            results[index] = {**known, "said": "it ends the process"}
     ort.register_execution_provider_library("webgpu", plugin.get_library_path())
     registry = state.get_registered_ep_kernel_defs(OWN)
     known = {f"{kernel.domain}:{kernel.op_name}" for kernel in registry}
-    table = memory_table(cases, results, {case.key for case in cases} - known)
+    missing = {case.key for case in cases} - known
+    shared = {cases[index].key for index, result in results.items() if result.get("shares")}
+    found = [
+        (cases[index], {**result, "shares": cases[index].key in shared})
+        for index, result in sorted(results.items())
+    ]
+    table = memory_table("webgpu", SOURCE, found, missing)
+    table["faults"] = fault_rows(cases, results)
     (options.out / "webgpu.json").write_text(render(table))
     slots = host_slots(OWN, SETTINGS)
-    write_table(options.out / "webgpu_kernels.json", "webgpu", SOURCE, kernels(registry), slots)
+    write_kernels(options.out / "webgpu_kernels.json", "webgpu", SOURCE, kernels(registry), slots)
     sys.stdout.flush()
     os._exit(0)
 
@@ -241,18 +194,6 @@ def _loader() -> str:
     ctypes.CDLL("libvulkan.so.1")
     maps = Path("/proc/self/maps").read_text().splitlines()
     return next(line.split()[-1] for line in maps if "libvulkan.so" in line)
-
-
-def _given(case: object) -> list:
-    from cases import Const
-    from cuda_memory import _specs
-
-    rng = np.random.default_rng(0)
-    values = [
-        item and (item.value if isinstance(item, Const) else item.sample(rng))
-        for item in case.inputs
-    ]
-    return [None if value is None else _specs([value])[0] for value in values]
 
 
 if __name__ == "__main__":

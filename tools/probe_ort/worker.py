@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from cases import Case, Const, In
+from cases import Case, In, specs
 from measure import ProbeError, has_kernel, read
 from onnx import helper
 from shim import Trace
@@ -11,27 +11,11 @@ from shim import Trace
 THREADS = (1, 2, 4)
 
 
-def _spec(array: np.ndarray) -> list:
-    return [int(helper.np_dtype_to_tensor_dtype(array.dtype)), list(array.shape)]
-
-
-def _input_specs(case: Case) -> list:
-    specs = []
-    for item in case.inputs:
-        if item is None:
-            specs.append(None)
-        elif isinstance(item, Const):
-            specs.append(_spec(item.value))
-        else:
-            specs.append(
-                [int(helper.np_dtype_to_tensor_dtype(np.dtype(item.dtype))), list(item.shape)]
-            )
-    return specs
-
-
 def _output_specs(case: Case, produced: list[np.ndarray]) -> list:
     present = iter(produced)
-    return [None if k in case.absent_outputs else _spec(next(present)) for k in range(case.outputs)]
+    return [
+        None if k in case.absent_outputs else specs([next(present)])[0] for k in range(case.outputs)
+    ]
 
 
 def _eligible(case: Case, outputs: list) -> list[list[int]]:
@@ -82,7 +66,7 @@ def _measure(case: Case, trace: Trace) -> dict:
         "alias": alias,
         "inplace": inplace,
         "eligible": _eligible(case, outputs),
-        "inputs": _input_specs(case),
+        "inputs": case.specs,
         "outputs": outputs,
         "scratch": {str(threads): kept[threads].scratch for threads in THREADS},
         "notes": [

@@ -21,7 +21,7 @@ from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import Timeline, simulate
 
-chain = load_benchmark("nets.generated").chain
+chain = load_benchmark("plans.scale").chain
 
 
 def calls(nodes: int, session: SessionKind) -> tuple[int, int]:

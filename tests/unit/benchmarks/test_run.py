@@ -11,7 +11,6 @@ import numpy as np
 import onnx
 import pytest
 
-from helpers.graphs import parse
 from helpers.models import SAMPLES, load_benchmark
 from helpers.networks import batches, training_step
 from memplan.solver.search.warm_up import warm_up
@@ -113,26 +112,6 @@ def test_another_order_is_not_the_fixed_one() -> None:
         instances.verify(instance, 1.0, swapped, fixed=True)
 
 
-def test_generated_transformers() -> None:
-    graph = load_benchmark("nets.generated").transformer(24)
-    assert len(graph.ids) == 1306
-    found = load_benchmark("plans.instances").verify(graph, 1.0, graph.ids, fixed=True)
-    assert (found.peak, found.extra_cost_percent) == (found.budget, 0)
-
-
-def test_gradients_beside_exported_ones() -> None:
-    bench = load_benchmark("capture.gradients")
-    forward = parse(
-        "g (float[8,16] x, float[16,16] w) => (float loss) "
-        "{ a = MatMul(x, w) b = Sigmoid(a) c = Sigmoid(b) loss = ReduceSum<keepdims = 0>(c) }"
-    )
-    forward.metadata_props.add(key="parameters", value="w")
-    ours = bench.differentiated("net", forward)
-    assert ours.stash_bytes == 2 * 8 * 16 * 4  # the outputs of both; the input is no stash
-    assert ours.peak_bytes >= ours.stash_bytes
-    assert ours.nodes > ours.backward_nodes > 0
-
-
 # --- Steps ----------------------------------------------------------------------------------------
 
 
@@ -184,7 +163,7 @@ resnet50, of Hugging Face's GPT-2 and of BERT base with its head."""
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_networks_have_the_published_parameters_and_the_batch_of_their_names(name: str) -> None:
     torch: Any = pytest.importorskip("torch")
-    net = load_benchmark("nets.catalogue").FULL[name]
+    net = load_benchmark("nets").FULL[name]
     with torch.device("meta"):
         assert sum(p.numel() for p in net.make().parameters()) == PUBLISHED[name]
         inputs = net.batch()[0]

@@ -1,6 +1,6 @@
-"""The networks at published sizes (``FULL``) and small (``TINY``), each with a batch.
+"""Training graphs of the networks at published sizes (``full``) or small (``tiny``), as files.
 
-    python -m benchmarks.nets.catalogue DIR --only vit --forward
+    python -m benchmarks.graphs DIR --only vit --forward
 
 writes the training graphs that ``grad`` makes of them, or their forward graphs, for the benchmarks
 of plans. PyTorch exports the forward graph, with parameters as graph inputs, so the files are
@@ -12,8 +12,7 @@ from __future__ import annotations
 import argparse
 import io
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,82 +21,8 @@ import torch
 from torch import Tensor, nn
 
 import memplan
-from benchmarks.nets.text import Bert, Gpt2, Llama
-from benchmarks.nets.vision import ConvNext, DenseNet, EfficientNet, ResNet, Swin, UNet, Vit
+from benchmarks.nets import FULL, TINY
 from benchmarks.record import Row, arguments, run
-
-Batch = Callable[[int], tuple[Tensor, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Net:
-    """How to make a network, and a batch of a number of samples; ``count``: of its name.
-
-    ``blocks``: the modules, or lists of modules, that activation checkpointing wraps.
-    """
-
-    make: Callable[[], nn.Module]
-    of: Batch
-    count: int
-    blocks: tuple[str, ...] = ()
-
-    def batch(self) -> tuple[Tensor, ...]:
-        """The batch of the network's name."""
-        return self.of(self.count)
-
-
-def images(size: int, classes: int, *, pixels: bool = False) -> Batch:
-    """Square images of three channels and their classes, or a class for every pixel."""
-
-    def batch(count: int) -> tuple[Tensor, ...]:
-        labels = (count, size, size) if pixels else (count,)
-        return torch.randn(count, 3, size, size), torch.randint(0, classes, labels)
-
-    return batch
-
-
-def text(length: int, vocabulary: int, *, labels: bool = True) -> Batch:
-    """Sequences of tokens, and the tokens that follow them unless the network takes them itself."""
-    return lambda count: tuple(
-        torch.randint(0, vocabulary, (count, length)) for _ in range(1 + labels)
-    )
-
-
-FULL = {
-    "vit_b16_bs32_224": Net(Vit, images(224, 1000), 32),
-    "convnext_t_bs32_224": Net(ConvNext, images(224, 1000), 32),
-    "swin_t_bs32_224": Net(Swin, images(224, 1000), 32),
-    "efficientnet_b0_bs32_224": Net(EfficientNet, images(224, 1000), 32),
-    "densenet121_bs32_224": Net(DenseNet, images(224, 1000), 32),
-    "llama_160m_bs8_seq1024": Net(Llama, text(1024, 32000), 8),
-    "resnet50_bs32_224": Net(ResNet, images(224, 1000), 32, ("layers",)),
-    "unet_bs8_512": Net(UNet, images(512, 2, pixels=True), 8, ("inc", "down", "dec")),
-    "gpt2_small_bs8_seq1024": Net(Gpt2, text(1024, 50257, labels=False), 8, ("h",)),
-    "bert_base_bs16_seq512": Net(Bert, text(512, 30522), 16, ("layer",)),
-}
-TINY = {
-    "vit_tiny": Net(lambda: Vit(8, 4, 8, 2, 2, 5), images(8, 5), 2),
-    "convnext_tiny": Net(lambda: ConvNext((1, 1), 4, 5), images(16, 5), 2),
-    "swin_tiny": Net(lambda: Swin(32, (2, 2), (2, 2), 4, 4, 5), images(32, 5), 2),
-    "efficientnet_tiny": Net(
-        lambda: EfficientNet(((1, 3, 1, 4, 2), (2, 5, 2, 8, 1)), 4, 16, 5), images(16, 5), 4
-    ),
-    "densenet_tiny": Net(lambda: DenseNet((2, 2), 4, 8, 5), images(16, 5), 4),
-    "llama_tiny": Net(lambda: Llama(11, 12, 6, 2, 16, 2), text(6, 11), 2),
-    "resnet50_tiny": Net(lambda: ResNet((1, 1), 8, 10), images(32, 10), 4, ("layers",)),
-    "unet_tiny": Net(lambda: UNet(8, 2), images(32, 2, pixels=True), 4, ("inc", "down", "dec")),
-    "gpt2_tiny": Net(lambda: Gpt2(48, 96, 32, 2, 2), text(48, 96, labels=False), 2, ("h",)),
-    "bert_tiny": Net(lambda: Bert(48, 96, 32, 2, 2), text(48, 96), 2, ("layer",)),
-}
-
-
-def net(family: str, size: str) -> Net:
-    """The network of a family, ``full`` or ``tiny``."""
-    nets = FULL if size == "full" else TINY
-    return next(found for name, found in nets.items() if name.startswith(family))
-
-
-# --- Graphs -------------------------------------------------------------------------------------
 
 
 def batch_norm(
@@ -200,7 +125,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
-    parser = arguments("nets.catalogue", __doc__)
+    parser = arguments("graphs", __doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", action="append", default=[], help="part of a name, repeatable")
     parser.add_argument("--size", choices=["full", "tiny"], default="full")

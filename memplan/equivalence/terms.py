@@ -21,7 +21,7 @@ import onnx
 from onnx import numpy_helper
 
 from memplan.equivalence.normal_forms import Applied, Constant, Form, Output, Product
-from memplan.proto.elements import tensor_bytes
+from memplan.proto.elements import ELEMENT_BITS, tensor_bytes
 from memplan.proto.paths import opened_file
 
 Array = npt.NDArray[np.generic]
@@ -145,8 +145,10 @@ class Terms:
         """The term of a constant in a file; data outside the file lies below ``folder``.
 
         Raises:
-            OSError, ValueError: the data cannot be read.
+            OSError, ValueError: the data cannot be read, or is of no type.
         """
+        if tensor.data_type not in (*ELEMENT_BITS, onnx.TensorProto.STRING):
+            raise ValueError(f"a constant of element type {tensor.data_type}")
         shape = tuple(tensor.dims)
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             digest = _external_digest(tensor, folder)

@@ -89,7 +89,9 @@ def change_field(root: Message, r: random.Random, *, empty: float = 0.2) -> None
         if r.random() < 0.15:
             message.ClearField(field.name)
         elif isinstance(value, Message):
-            value.CopyFrom(r.choice(_small(kinds[value.DESCRIPTOR.name])))
+            # Not copied at once: it may be what this stands in.
+            found = r.choice(_small(kinds[value.DESCRIPTOR.name]))
+            value.CopyFrom(type(value).FromString(found.SerializeToString()))
         else:
             setattr(message, field.name, other(root, field, value, r))
         return

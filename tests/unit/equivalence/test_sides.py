@@ -56,6 +56,14 @@ def test_another_graph(name: str) -> None:
     assert found.reason
 
 
+def test_a_constant_of_no_type_proves_nothing() -> None:
+    """Found by the fuzzer of proofs: ONNX's own reading raised a TypeError."""
+    second = parse(TEXT)
+    second.graph.initializer[0].data_type = TensorProto.UNDEFINED
+    found = prove(Side(parse(TEXT), Path()), Side(second, Path()))
+    assert found.reason is not None
+
+
 def test_a_pruned_output_is_told() -> None:
     second = parse(TEXT)
     del second.graph.output[1], second.graph.node[2], second.graph.input[1]

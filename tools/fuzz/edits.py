@@ -230,7 +230,7 @@ _OF_TYPE = {
             f"a = Constant <value_float: float = {n}> () y = {op} (x, a)"
             for op, n in (
                 *(("Mul", "1.0"), ("Div", "1.0"), ("Add", "0.0"), ("Add", "-0.0"), ("Sub", "0.0")),
-                ("Max", "-3.5e38"),
+                ("Max", "-3.4e38"),
             )
         ),
         "y = Dropout (x)",

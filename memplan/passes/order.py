@@ -21,7 +21,7 @@ from memplan.ir.phases import Phases
 from memplan.passes.early import early_results
 from memplan.passes.graph_pass import Applied
 from memplan.passes.surgery import ModelEdit
-from memplan.planning.plan_decisions import EDITED
+from memplan.planning.plan_file import EDITED
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.state_memory import names_of, ordered_for_state
 from memplan.simulate.timeline import Timeline

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-BOUND_KINDS = ("order-free", "for this node order", "trivial")
-"""What a bound in a plan file may hold for; ``trivial``: there is none."""
-
 # A gap, in percentage points, that is rounding and nothing else.
 _OPTIMAL_POINTS = 0.0005
 

@@ -12,8 +12,15 @@ from memplan.ir.phases import Phases
 from memplan.planning.forms.dormant import Extended
 from memplan.planning.forms.on_host import ON_HOST
 from memplan.planning.plan import Plan
-from memplan.planning.plan_decisions import KEPT, OFFLOADED, REBUILT, RECOMPUTED
-from memplan.planning.plan_file import FormNode, Step, TensorDecision
+from memplan.planning.plan_file import (
+    KEPT,
+    OFFLOADED,
+    REBUILT,
+    RECOMPUTED,
+    FormNode,
+    Step,
+    TensorDecision,
+)
 from memplan.proto.metadata import CALL_KEY
 from memplan.simulate.opened import OpenModel
 

@@ -11,10 +11,9 @@ Follows ONNX Runtime's sequential allocation planner and execution frame (``allo
    buffer that nobody reads is held to the end.
 
 The same rules stand in :mod:`memplan.solver.evaluate` (compiled, for sequences in which nodes are
-recomputed) and in :mod:`memplan.solver.pins` (plain sessions). That is an oracle and its subjects,
-not duplication: :mod:`memplan.api.rewrite.check_file` and
-:mod:`memplan.planning.plain.finish_fences` hold the answers of both against this one, to the byte.
-So none of the three may use another.
+recomputed). That is an oracle and its subject, not duplication:
+:mod:`memplan.api.rewrite.check_file` holds its answers against this one, to the byte. So neither of
+the two may use the other.
 """
 
 from __future__ import annotations

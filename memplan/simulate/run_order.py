@@ -2,10 +2,9 @@
 
 Sources: ``onnxruntime/core/graph/graph_viewer.cc`` (priority), ``graph.cc`` ``ReverseDFSFrom``
 (default) and ``execution_provider_plan`` (one stream per device); checked against the runtime on
-random graphs by the test suite. The solver has a default order of its own
-(:mod:`memplan.solver.pins`): this one is what that is tested against. Kahn's algorithm with a queue
-stands in :mod:`memplan.proto.restore_order` too, on purpose: there it is our choice of an order,
-here it is the runtime's, and must not follow an edit of ours.
+random graphs by the test suite. Kahn's algorithm with a queue stands in
+:mod:`memplan.proto.restore_order` too, on purpose: there it is our choice of an order, here it is
+the runtime's, and must not follow an edit of ours.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ module says what a list is worth.
 1. A graph output has a storage of its own, until the end.
 2. A view joins the storage of its input. Recomputing a view is free, but it holds the base.
 3. An output that may be written in place takes the storage of an input that nothing reads later.
-4. (Reuse of freed buffers is for plain sessions: :mod:`memplan.solver.pins`.)
+4. (Reuse of freed buffers is for plain sessions, which fences keep from it.)
 5. Else the storage is new. It dies with the last reader of anything in it; unread, it is held.
 
 Memory at a step is the sum of live storages, kernel workspace of the running node on top. The

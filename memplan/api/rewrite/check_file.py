@@ -1,12 +1,11 @@
 """What must hold before a rewritten model is written: asked of its own bytes, read as a stranger
 would.
 
-Three pieces of code know the runtime's memory, and none of them may lean on another: the simulator
-(:mod:`memplan.simulate.allocation`) is the oracle; the solver's evaluator
-(:mod:`memplan.solver.evaluate`, of tuned sessions) and its pins (:mod:`memplan.solver.pins`, of
-plain ones) are its subjects. Here the new bytes are parsed, shapes, phases and state are found anew
-as ``analyze`` finds them, and the oracle's figures for that graph must be those that the planner
-promised, to the byte.
+Two pieces of code know the runtime's memory, and neither may lean on the other: the simulator
+(:mod:`memplan.simulate.allocation`) is the oracle, the solver's evaluator
+(:mod:`memplan.solver.evaluate`) its subject. Here the new bytes are parsed, shapes, phases and
+state are found anew as ``analyze`` finds them, and the oracle's figures for that graph must be
+those that were promised, to the byte.
 """
 
 from __future__ import annotations

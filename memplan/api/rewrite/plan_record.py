@@ -15,7 +15,7 @@ from memplan.api.rewrite.loop_storage import LoopStep
 from memplan.ir.graph import Graph
 from memplan.passes.manager import PassStep
 from memplan.passes.order import Order
-from memplan.planning.certificate import BOUND_KINDS
+from memplan.planning.certificate import no_bound
 from memplan.planning.costs import NodeCosts
 from memplan.planning.plan_file import (
     LoopDecision,
@@ -42,7 +42,7 @@ def recorded_plan(source: Source, proved: Proved) -> PlanFile:
     """The plan of a model that was rewritten and proved."""
     goal, planned, plan = proved.goal, proved.planned, proved.planned.plan
     options, plain = goal.options, planned.plain
-    known = plan.bound_kind in BOUND_KINDS  # a strategy of another package may use words of its own
+    known = not no_bound(plan.bound_kind)
     runtime, memplan = versions()
     return PlanFile(
         memplan=memplan,

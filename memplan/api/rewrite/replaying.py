@@ -1,8 +1,7 @@
 """A plan file put into effect again: no search, no bound, and the same proof as ever.
 
-A plan is exact or refused: it is of one graph, every entry must hold as it stands, and the result
-is the same bytes. It is taken for a wish all the same: what it promises is simulated and proved
-anew.
+A plan is exact or refused: it is of one graph, and the result is the same bytes. It is taken for a
+wish all the same: what it promises is simulated and proved anew.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from memplan.api.rewrite.cheapest import Planned
 from memplan.api.rewrite.finish import Proved, finished
 from memplan.api.rewrite.goal import Goal, Source
 from memplan.api.rewrite.loop_storage import loops_again, with_loops
-from memplan.api.rewrite.plan_record import recorded_plan, versions
-from memplan.api.rewrite.replay_check import Recorded, recorded_worth, require_as_found
+from memplan.api.rewrite.plan_record import versions
+from memplan.api.rewrite.recorded import Recorded, recorded_worth
 from memplan.errors import EXIT_BUG, InfeasibleError, MemplanError, PlanError, UsageError
 from memplan.options import RewriteOptions
 from memplan.passes.chunk.asked import NAME as CHUNK
@@ -30,11 +29,9 @@ from memplan.planning.forms.extend_graph import kinds_for
 from memplan.planning.forms.on_host import ON_HOST
 from memplan.planning.plain.plain_plan import everything_fenced, plain_again
 from memplan.planning.plan import Plan
-from memplan.planning.plan_decisions import ANEW, EDITED
-from memplan.planning.plan_file import FormNode, PlanFile
-from memplan.planning.plan_rows import WORDS
+from memplan.planning.plan_file import ANEW, EDITED, FormNode, PlanFile, Step
+from memplan.planning.plan_rows import WORDS, form_nodes
 from memplan.planning.planner import Prepared, plan_request, plan_with, prepare
-from memplan.planning.replay_sequence import sequence_as_it_stands
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
 from memplan.units import SizeSpec, counted, format_bytes, printable
@@ -83,9 +80,8 @@ def replayed(source: Source, goal: Goal, plan: PlanFile) -> tuple[Proved, Record
             raise
         # A file that anybody may have edited asked for it: its fault first, and ours if not.
         raise PlanError(f"the plan does not hold: {error.message}", f"{EDITED}; {_OURS}") from None
-    now = recorded_plan(source, proved)
-    require_as_found(plan, now)
-    return proved, recorded_worth(plan, now)
+    found = proved.planned
+    return proved, recorded_worth(plan, found.plan.extra_cost_fraction, found.chunk_cost)
 
 
 def _require_made_for(source: Source, plan: PlanFile) -> None:
@@ -217,11 +213,14 @@ def _plan(prepared: Prepared, goal: Goal, plan: PlanFile) -> Plan:
     here certifies a bound.
 
     Raises:
-        PlanError: an entry of the sequence is wrong.
+        PlanError: the graph lacks a node of it.
     """
-    room = prepared.request.budget_bytes - prepared.resident_bytes
-    problem = prepared.encoded.problem(room - prepared.reserved_bytes)
-    sequence = sequence_as_it_stands(plan.sequence, prepared, problem)
+    extended = prepared.extended
+    ids: dict[Step, int] = {form: node for node, form in form_nodes(extended).items()}
+    ids |= {node.name: node.id for node in extended.graph.nodes[: extended.first_dormant]}
+    if unknown := [step for step in plan.sequence if step not in ids]:
+        raise PlanError(f"the graph has no {_called(unknown[0])}, which the plan runs", EDITED)
+    sequence = [ids[step] for step in plan.sequence]
     costs = prepared.encoded.arrays.cost
     base = float(sum(costs[node] for node in prepared.encoded.order))
     runs = Counter(sequence)
@@ -229,6 +228,12 @@ def _plan(prepared: Prepared, goal: Goal, plan: PlanFile) -> Plan:
     found = plan_with(prepared, sequence, plan.strategy)
     extra_cost = max(0.0, extra / (base or 1.0))
     return replace(found, extra_cost_fraction=extra_cost, tags=goal.strategy.clone_tags)
+
+
+def _called(step: Step) -> str:
+    if isinstance(step, FormNode):
+        return f"{printable(step.form)} form of '{printable(step.tensor)}'"
+    return f"node '{printable(step)}'"
 
 
 def _with_peaks(decided: Plan, timeline: Timeline, goal: Goal, plan: PlanFile) -> Plan:

@@ -13,7 +13,7 @@ from memplan.api.rewrite.candidates import chunk_step
 from memplan.api.rewrite.cheapest import with_chunks
 from memplan.api.rewrite.loop_storage import LoopStep, PairChange
 from memplan.api.rewrite.offload_rewrite import OffloadReport
-from memplan.api.rewrite.replay_check import Recorded
+from memplan.api.rewrite.recorded import Recorded
 from memplan.api.rewrite.waterfall import WaterfallStep, waterfall
 from memplan.api.state_modes import state_report
 from memplan.api.summary import Rows, Summary

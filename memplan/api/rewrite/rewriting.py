@@ -39,7 +39,7 @@ from memplan.api.rewrite.goal import (
 from memplan.api.rewrite.loop_storage import loops_policy
 from memplan.api.rewrite.offload_rewrite import offload_report
 from memplan.api.rewrite.plan_record import recorded_plan
-from memplan.api.rewrite.replay_check import Recorded
+from memplan.api.rewrite.recorded import Recorded
 from memplan.api.rewrite.replaying import options_of, replayed
 from memplan.api.rewrite.rewrite_notes import rewrite_notes
 from memplan.api.rewrite.rewrite_result import ClockSeconds, Rewrite, default_output

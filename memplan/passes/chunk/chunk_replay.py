@@ -14,8 +14,7 @@ from memplan.passes.chunk.chunk_state import State, chunked, sized, stated
 from memplan.passes.chunk.region import Region
 from memplan.passes.chunk.turn import turn_again
 from memplan.passes.graph_pass import Applied
-from memplan.planning.plan_decisions import EDITED
-from memplan.planning.plan_file import ChunkDecision
+from memplan.planning.plan_file import EDITED, ChunkDecision
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
 from memplan.units import counted

@@ -4,21 +4,21 @@ A plain ``InferenceSession(path)`` merges equal nodes, runs a depth-first order 
 buffers; from the second run on it holds a block for all (docs/how/rewriting.md). The file
 itself undoes the first three: *fences* keep recomputed nodes apart from what they repeat, and on
 graph inputs and constants (*input fences*) hide shapes from buffer reuse; *pins* (``Size`` nodes
-that nobody reads, at the end of the file) decide what the depth-first search visits when. The
-fewest that keep the budget are used.
+that nobody reads, at the end of the file) decide what the depth-first search visits when. A few
+choices of them are simulated, and the first that keeps the budget is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-import numpy as np
 import onnx
 
-from memplan.deadline import Deadline
 from memplan.ir.build_graph import build_graph
-from memplan.ir.graph import Graph
+from memplan.ir.graph import Graph, Node
 from memplan.planning.plain.fences import (
     fence_clones,
     fence_maker,
@@ -27,14 +27,7 @@ from memplan.planning.plain.fences import (
     marked,
     read_instead,
 )
-from memplan.planning.plain.input_fences import (
-    InputFence,
-    fewest_input_fences,
-    input_fences_for,
-    visible_with,
-)
-from memplan.planning.plain.plain_problem import plain_session, seen_as
-from memplan.planning.plan import Rejected
+from memplan.planning.plain.input_fences import InputFence, input_fences_for
 from memplan.proto.edit import copied
 from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.proto.nodes import is_constant
@@ -44,8 +37,22 @@ from memplan.shapes.tensor_type import TensorType, Types
 from memplan.shapes.visible import with_visibility
 from memplan.simulate.pattern import LaterRuns, later_runs
 from memplan.simulate.session import SessionKind, session_kind
-from memplan.simulate.timeline import Timeline, resident_bytes, simulate
-from memplan.solver.pins import Peaks, fewest_pins, free_pins, plain_peaks, within
+from memplan.simulate.timeline import Timeline, simulate
+
+_EVERY = (0, 64, 16, 4, 1)
+"""Behind one chain of nodes in so many there is a pin; 0: behind none."""
+
+
+class Peaks(NamedTuple):
+    """Bytes with workspace and resident ones: of the first run, and of every later one."""
+
+    first: int
+    later: int
+
+    @classmethod
+    def of(cls, timeline: Timeline, later: LaterRuns) -> Peaks:
+        """Those of a simulation."""
+        return cls(timeline.peak_with_workspace_bytes, later.peak_with_workspace_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +96,7 @@ class PlainModel:
     @property
     def peaks(self) -> Peaks:
         """With workspace and resident bytes."""
-        return Peaks(self.timeline.peak_with_workspace_bytes, self.later.peak_with_workspace_bytes)
+        return Peaks.of(self.timeline, self.later)
 
     @property
     def added_nodes(self) -> int:
@@ -104,17 +111,16 @@ class Limits:
     first: int
     later: int
 
-    def excess(self, peaks: Peaks, resident: int) -> int:
+    def excess(self, peaks: Peaks) -> int:
         """Bytes over the limits; not positive where they hold."""
-        return resident + max(peaks.first - self.first, peaks.later - self.later)
-
-    def without(self, resident: int) -> Peaks:
-        """What is left for dynamic bytes and workspace."""
-        return Peaks(self.first - resident, self.later - resident)
+        return max(peaks.first - self.first, peaks.later - self.later)
 
 
 class Draft:
-    """A planned model with all fences, whose peaks can be looked at."""
+    """A planned model with all fences, and what pins on its nodes would read.
+
+    ``pinnable``: by node, in plan order. ``ends``: the nodes whose pins keep the plan's order.
+    """
 
     def __init__(
         self, model: onnx.ModelProto, types: Types, dims: Mapping[str, int], kind: SessionKind
@@ -140,17 +146,10 @@ class Draft:
         added = (*self.maker.nodes, *self.nodes, *(fence.node for fence in self.input_fences))
         self.types = _with_twins(types, added)
         self.types[self.maker.no_axes] = TensorType(onnx.TensorProto.INT64, (0,))
-        self.whole = self.written(self.input_fences)
-        self.graph = self.graph_of(self.whole)
-        self.session = plain_session(self.graph, kind)
-        self.resident = resident_bytes(self.graph)
-
-    def peaks(self) -> Peaks:
-        """With every input fence and every pin: order as planned, hardly any reuse.
-
-        Without resident bytes, and without what pins take themselves: few of them will be left.
-        """
-        return plain_peaks(free_pins(self.session), self.session.pin_of >= 0, False)
+        graph = self.graph_of(self.written(self.input_fences))
+        own = [node for node in graph.nodes if not node.name.startswith(self.maker.prefix)]
+        self.pinnable = dict(_pinnable(graph, own))
+        self.ends = [node for node in chain_ends(graph, own) if node in self.pinnable]
 
     def written(
         self, input_fences: Sequence[InputFence], pins: Sequence[onnx.NodeProto] = ()
@@ -184,43 +183,47 @@ class Draft:
         visible = with_visibility(model, types)
         return build_graph(model, visible)
 
-    def fewest_input_fences(self, budget: Peaks, deadline: Deadline) -> list[InputFence]:
-        """The input fences that cannot be spared when every node is pinned."""
-        every = self.session.pin_of >= 0
-
-        def fits(visible: frozenset[str]) -> bool:
-            session = free_pins(seen_as(self.session, self.graph, visible))
-            return within(plain_peaks(session, every, False), budget)
-
-        seen = visible_with(self.whole, self.types, self.input_fences)
-        return fewest_input_fences(self.input_fences, fits, seen, deadline)
+    def finished(self, count: int, nodes: Set[str]) -> PlainModel:
+        """The model with the first so many input fences and pins on these nodes, simulated."""
+        pinned = [tensor for node, tensor in self.pinnable.items() if node in nodes]
+        return finished_with(self, self.input_fences[:count], pinned)
 
 
-def finish(
-    draft: Draft, limits: Limits, deadline: Deadline, needed: frozenset[str] = frozenset()
-) -> PlainModel:
-    """Give up input fences and pins while the limits hold, and check the rest by simulation.
+def finish(draft: Draft, limits: Limits, needed: frozenset[str] = frozenset()) -> PlainModel:
+    """A file that keeps the limits, with few pins and few input fences; where none does, the one
+    that breaks them by least.
+
+    Input fences are there in the order in which they are needed, so how many is found by halving.
 
     Args:
-        draft: a draft whose peaks keep the limits.
+        draft: what is planned, fenced.
         limits: budgets for the first run and for later ones.
-        deadline: of the search; where it ends early, more stand than are needed.
         needed: names of nodes that keep their pins.
-
-    Raises:
-        Rejected: search and simulation disagree. That is our bug.
     """
-    budget = limits.without(draft.resident)
-    input_fences = draft.fewest_input_fences(budget, deadline.share(0.5))
-    model = draft.written(input_fences)
-    graph = draft.graph_of(model)
-    session = plain_session(graph, draft.kind)
-    stay = np.asarray([node.name in needed for node in graph.nodes], dtype=np.bool_)
-    pinned, expected = fewest_pins(session, budget, deadline.left, stay & (session.pin_of >= 0))
-    names = [graph.tensors[int(session.pin_of[i])].name for i in np.flatnonzero(pinned)]
-    result = finished_with(draft, input_fences, names)
-    _check(result.timeline, result.later, expected)
-    return result
+    most, tried = len(draft.input_fences), list[tuple[int, PlainModel]]()
+    for every in _EVERY:
+        pins = needed.union(draft.ends[::every] if every else ())
+        made = draft.finished(most, pins)
+        tried.append((_excess(made, limits), made))
+        if tried[-1][0] <= 0:
+            break
+    else:
+        return min(tried, key=lambda pair: pair[0])[1]
+    least = sum(fence.fixed for fence in draft.input_fences)
+    fewest = bisect_left(
+        range(least, most),
+        True,
+        key=lambda count: _excess(draft.finished(count, pins), limits) <= 0,
+    )
+    return draft.finished(least + fewest, pins)
+
+
+def _excess(plain: PlainModel, limits: Limits) -> int:
+    """Bytes over the limits, in the order of the file as in the default one."""
+    graph, kind = plain.timeline.graph, plain.timeline.session
+    by_file = simulate(graph, replace(kind, priority_order=True))
+    every = plain.peaks, Peaks.of(by_file, later_runs(by_file))
+    return max(map(limits.excess, every))
 
 
 def finished_with(
@@ -251,17 +254,45 @@ def _pins(names: Sequence[str], prefix: str) -> list[onnx.NodeProto]:
     ]
 
 
-def _check(timeline: Timeline, later: LaterRuns, expected: Peaks) -> None:
-    """The search's peaks against those of a simulation that knows nothing of it."""
-    resident = timeline.resident_bytes
-    found = (
-        timeline.peak_with_workspace_bytes - resident,
-        later.peak_with_workspace_bytes - resident,
-    )
-    if found != tuple(expected):
-        raise Rejected(
-            f"search and simulator disagree on the plain session: {tuple(expected)} and {found} B"
-        )
+def chain_ends(graph: Graph, own: Sequence[Node]) -> Iterator[str]:
+    """Names of the nodes whose pins make a plain session run all nodes in their order.
+
+    The depth-first search goes from a node to the last one that it reads from first. So a node that
+    the next one reads from needs no pin: the search gets to it from there, and from it to those
+    before it, down to the first whose sources have all run. What memplan added is passed through:
+    fences take no memory, wherever they run.
+
+    Args:
+        graph: in plan order.
+        own: its nodes, without what memplan added.
+    """
+    places = {node.id for node in own}
+    for node, reader in zip(own, [*own[1:], None], strict=True):
+        if reader is None or node.id not in _sources(graph, reader, places):
+            yield node.name
+
+
+def _sources(graph: Graph, node: Node, own: Set[int]) -> set[int]:
+    """The nodes of ``own`` that make what ``node`` reads, if need be through fences."""
+    found: set[int] = set()
+    waiting = list(node.reads)
+    while waiting:
+        producer = graph.tensors[waiting.pop()].producer
+        if producer in own:
+            found.add(producer)
+        elif producer >= 0:
+            waiting += graph.nodes[producer].reads[:1]
+    return found
+
+
+def _pinnable(graph: Graph, own: Sequence[Node]) -> Iterator[tuple[str, str]]:
+    """Nodes, and the output of each that a pin would read: one that nobody else reads, as it is
+    freed then."""
+    for node in own:
+        counted = [graph.tensors[t] for t in node.writes if graph.tensors[t].counted]
+        unread = [tensor for tensor in counted if not tensor.readers and not tensor.is_output]
+        if counted:
+            yield node.name, (*unread, *counted)[0].name
 
 
 def _note_types(model: onnx.ModelProto, draft: Draft) -> None:

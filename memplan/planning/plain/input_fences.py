@@ -1,4 +1,4 @@
-"""Which input fences a plain session needs, so that buffer reuse does not break the plan.
+"""Which input fences a plain session may need, so that buffer reuse does not break the plan.
 
 An input fence stands on a graph input or a constant (:mod:`memplan.planning.plain.fences`). With
 all of them hardly any shape is known, and no buffer is reused. Few do nearly as much: what follows
@@ -8,19 +8,15 @@ from a hidden batch is hidden too, up to the next reshape to a constant shape.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import onnx
 from onnx import numpy_helper
 
-from memplan.deadline import Deadline
 from memplan.planning.plain.fences import DIMENSION_READERS, INPUT_FENCE, FenceMaker, data_inputs
-from memplan.proto.bare import has_small_content, without_weights
-from memplan.proto.edit import copied
+from memplan.proto.bare import has_small_content
 from memplan.shapes.tensor_type import TensorType
-from memplan.shapes.visible import visible_names
 
 _NOT_FENCED = (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)
 
@@ -47,27 +43,27 @@ def input_fences_for(
 ) -> list[InputFence]:
     """An input fence for every dense graph input and constant that a node reads.
 
-    In the order in which they are given up: whole numbers first (they are mostly shapes, which a
-    GPU would have to hand back to the host behind an input fence), then other constants from the
-    largest to the smallest, then graph inputs from the last to the first.
+    In the order in which they are needed: the fixed ones, those on graph inputs, on whole numbers
+    (they are mostly shapes), and on other constants from the largest to the smallest.
     """
     read = {name for node in graph.node for _, name in data_inputs(node)}
     constants = [t.name for t in graph.initializer]
     constants += [n.output[0] for n in graph.node if n.op_type == "Constant"]
     size = {name: math.prod(types[name].sizes or ()) for name in constants if name in types}
     constants.sort(key=lambda name: (not _is_whole(types.get(name)), -size.get(name, 0)))
-    inputs = [value.name for value in reversed(graph.input) if value.name not in set(constants)]
+    inputs = [value.name for value in graph.input if value.name not in set(constants)]
     fixed = _fixed(graph, set(constants))
     # The runtime merges equal constants, and then their input fences.
     equal: dict[object, list[str]] = {}
     contents = _contents(graph)
-    for name in (*constants, *inputs):
+    for name in (*inputs, *constants):
         if name in read and name in types and types[name].dtype not in _NOT_FENCED:
             equal.setdefault(contents.get(name, name), []).append(name)
-    return [
+    every = [
         InputFence(tuple(names), maker.hide(names[0], 0, INPUT_FENCE), not fixed.isdisjoint(names))
         for names in equal.values()
     ]
+    return sorted(every, key=lambda fence: not fence.fixed)
 
 
 def _is_whole(value: TensorType | None) -> bool:
@@ -108,76 +104,3 @@ def _fixed(graph: onnx.GraphProto, constants: set[str]) -> set[str]:
         if data and folded and not found.intersection(data):
             found.add(data[0])
     return found
-
-
-def fewest_input_fences(
-    input_fences: Sequence[InputFence],
-    fits: Callable[[frozenset[str]], bool],
-    seen_with: Callable[[Sequence[InputFence]], frozenset[str]],
-    deadline: Deadline,
-) -> list[InputFence]:
-    """Give up input fences as long as the budget holds with every node pinned (delta debugging).
-
-    Args:
-        input_fences: all of them; with all, the budget holds.
-        fits: whether it holds when the runtime knows the shapes of the given tensors.
-        seen_with: the tensors whose shapes it knows with the given input fences.
-        deadline: when to stop.
-    """
-    fixed = [fence for fence in input_fences if fence.fixed]
-    kept = [fence for fence in input_fences if not fence.fixed]
-    if fits(seen_with(fixed)):
-        return fixed
-    chunk = max(1, len(kept) // 2)
-    while True:
-        spared, first = False, 0
-        while first < len(kept):
-            if deadline.passed:
-                return fixed + kept
-            trial = kept[:first] + kept[first + chunk :]
-            if fits(seen_with(fixed + trial)):
-                kept, spared = trial, True
-            else:
-                first += chunk
-        if chunk == 1 and not spared:
-            return fixed + kept
-        chunk = max(1, chunk // 2)
-
-
-def visible_with(
-    model: onnx.ModelProto, types: Mapping[str, TensorType], input_fences: Sequence[InputFence]
-) -> Callable[[Sequence[InputFence]], frozenset[str]]:
-    """How the runtime sees ``model``, which has all ``input_fences``, with only some of them.
-
-    An input fence that is given up is replaced by what it hides, under the name of its twin.
-    """
-    bare = without_weights(model, statements=False)
-    contents = {tensor.name: tensor for tensor in bare.graph.initializer}
-    inputs = {value.name: value for value in bare.graph.input}
-    constants = {n.output[0]: n for n in bare.graph.node if n.op_type == "Constant"}
-
-    def seen(kept: Sequence[InputFence]) -> frozenset[str]:
-        gone = {fence.twin: fence.sources[0] for fence in input_fences}
-        for fence in kept:
-            del gone[fence.twin]
-        variant = copied(bare)
-        del variant.graph.node[:]
-        for twin, source in gone.items():
-            if source in contents:
-                _add_renamed(variant.graph.initializer, contents[source], twin)
-            elif source in inputs:
-                _add_renamed(variant.graph.input, inputs[source], twin)
-            else:
-                constant = variant.graph.node.add()
-                constant.CopyFrom(constants[source])
-                constant.output[0] = twin
-        variant.graph.node.extend(n for n in bare.graph.node if n.output[0] not in gone)
-        return visible_names(variant, types)
-
-    return seen
-
-
-def _add_renamed(field: Any, value: Any, name: str) -> None:
-    copy = field.add()
-    copy.CopyFrom(value)
-    copy.name = name

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-
-import onnx
 
 from memplan.deadline import Deadline
 from memplan.errors import InfeasibleError, PlanError
@@ -22,8 +18,7 @@ from memplan.planning.plain.finish_fences import (
     finished_with,
 )
 from memplan.planning.plan import Plan
-from memplan.planning.plan_decisions import EDITED
-from memplan.planning.plan_file import PlainDecision
+from memplan.planning.plan_file import EDITED, PlainDecision
 from memplan.planning.planner import PlanRequest, make_plan, prepare
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.pattern import later_runs
@@ -31,19 +26,15 @@ from memplan.simulate.session import SessionKind
 from memplan.solver.strategy import Progress, Strategy
 from memplan.units import format_bytes, printable
 
-_SEARCH_SECONDS = 5.0
-"""At most, of a search for the fewest input fences and pins."""
-
 _ATTEMPTS = 6
 _LOADS = 4
-# Shares of the time that is left: for a plan, for the search behind it, and for all plans of which
-# later runs keep the budget, too. At least, of the whole.
-_ATTEMPT, _FINISH, _LATER, _LEAST = 0.4, 0.3, 0.6, 0.05
+# Shares of the time that is left: for a plan, and for all plans of which later runs keep the
+# budget, too.
+_ATTEMPT, _LATER = 0.4, 0.6
 # Targets so close, as a share of the budget, that nothing lies between them.
 _CLOSE = 0.005
 _UNBOUNDED = 1 << 62
-# How much more than the lowest plan a plain session is allowed, as shares, one after the other.
-_ROOM = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
+_PIN = 8  # bytes that the result of a pin takes
 
 
 def plan_plain(
@@ -90,18 +81,11 @@ class _PlainPlanner:
     progress: Progress | None
 
     def lowest(self, deadline: Deadline) -> tuple[Plan, PlainModel]:
-        """The lowest plan with a node order that is kept, and if need be a little more room for the
-        buffers of a plain session, until the first run fits."""
-        lowest = self._plan(0, deadline, later=False).predicted_peak_with_workspace_bytes
-        failure: InfeasibleError | None = None
-        for share in _ROOM:
-            try:
-                budget = int(lowest * (1 + share))
-                return self.within(budget, deadline.share(_ATTEMPT), later=False)
-            except InfeasibleError as error:
-                failure = error
-        assert failure is not None
-        raise failure
+        """The lowest plan in a node order that is kept; the budget is what its first run takes."""
+        plan = self._plan(0, deadline, later=False)
+        peak = plan.predicted_peak_with_workspace_bytes + _PIN * len(plan.sequence)
+        result = _made(self.model, plan, self.request.session, Limits(peak, _UNBOUNDED))
+        return replace(plan, budget_bytes=result.peaks.first), result
 
     def within(self, budget: int, deadline: Deadline, *, later: bool) -> tuple[Plan, PlainModel]:
         """Plan for less and less until the budget holds, then for a little more again if that is
@@ -120,22 +104,20 @@ class _PlainPlanner:
                     raise
                 low = target
             else:
-                result, over = _tried(self.model, plan, self.request.session, limits, deadline)
-                if result is None:
+                result = _made(self.model, plan, self.request.session, limits)
+                over = limits.excess(result.peaks)
+                if over > 0:
                     high = min(target, plan.predicted_peak_with_workspace_bytes)
                 else:
                     low = target
-                    if best is None or _cost(plan) < _cost(best[0]):
+                    if best is None or plan.extra_cost_fraction < best[0].extra_cost_fraction:
                         best = (plan, result)
-            if best is not None and (high is None or _cost(best[0]) == 0 or deadline.passed):
+            done = best is not None and not best[0].extra_cost_fraction
+            if high is None or done or (best is not None and deadline.passed):
                 break
-            assert high is not None  # or the first plan held, or there was none
-            if low is None:
-                target = high - over
-            elif high - low < _CLOSE * budget:
+            if low is not None and high - low < _CLOSE * budget:
                 break
-            else:
-                target = (low + high) // 2
+            target = high - over if low is None else (low + high) // 2
         if best is None:
             raise InfeasibleError(
                 f"no plan found within {budget:,} B: buffers of a plain session do not fit as "
@@ -146,7 +128,7 @@ class _PlainPlanner:
 
     def _plan(self, budget: int, deadline: Deadline, *, later: bool) -> Plan:
         """A plan with every fence and pin; 0: the lowest."""
-        seconds = _part(deadline, _ATTEMPT).left
+        seconds = deadline.share(_ATTEMPT).left
         request = replace(
             everything_fenced(self.request),
             budget_bytes=budget,
@@ -156,49 +138,26 @@ class _PlainPlanner:
         return make_plan(prepare(request), self.strategy, seconds, self.progress)
 
 
-def _tried(
-    model: OpenModel, plan: Plan, session: SessionKind, limits: Limits, deadline: Deadline
-) -> tuple[PlainModel | None, int]:
-    """The finished model if it keeps the limits, and by how many bytes it breaks them else.
-
-    Raises:
-        Rejected: it is not what was planned; our bug.
-    """
+def _draft(model: OpenModel, plan: Plan, session: SessionKind) -> Draft:
     prepared = model.prepared
-    planned: onnx.ModelProto = apply_plan(prepared.proto, plan, prepared.dims)
+    planned = apply_plan(prepared.proto, plan, prepared.dims)
     types = rewritten_types(planned, plan, prepared.types)
-    draft = Draft(planned, types, prepared.dims, session)
-    over = limits.excess(draft.peaks(), draft.resident)
-    if over > 0:
-        return None, over
-    result = _finished(draft, limits, prepared.beside, deadline)
-    over = limits.excess(result.peaks, 0)
-    return (result if over <= 0 else None), over
+    return Draft(planned, types, prepared.dims, session)
 
 
-def _part(deadline: Deadline, share: float, most: float = math.inf) -> Deadline:
-    """For one of the searches: a share of what is left, and something even when nothing is. Where
-    rounds are counted there is no limit."""
-    if math.isinf(deadline.seconds):
-        return deadline
-    seconds = max(share * deadline.left, _LEAST * deadline.seconds)
-    return Deadline(min(seconds, most), deadline.clock)
+def _made(model: OpenModel, plan: Plan, session: SessionKind, limits: Limits) -> PlainModel:
+    """The model with few fences and pins that keeps the limits and that the runtime leaves as it
+    is; where none keeps them, one that breaks them.
 
-
-def _cost(plan: Plan) -> float:
-    return plan.extra_cost_fraction
-
-
-def _finished(draft: Draft, limits: Limits, weights: Path, deadline: Deadline) -> PlainModel:
-    """The model with the fewest fences and pins that the runtime leaves as it is.
-
-    Where it fuses nodes of the file at load (recomputation may leave a tensor with a single
-    reader, which makes new patterns), pins on them prevent that.
+    Where the runtime fuses nodes of the file at load (recomputation may leave a tensor with a
+    single reader, which makes new patterns), pins on them prevent that.
     """
-    needed: frozenset[str] = frozenset()
+    draft, needed = _draft(model, plan, session), frozenset[str]()
     for _ in range(_LOADS):
-        result = finish(draft, limits, _part(deadline, _FINISH, _SEARCH_SECONDS), needed)
-        held = written_as_loaded(result.model, draft.kind, weights)
+        result = finish(draft, limits, needed)
+        if limits.excess(result.peaks) > 0:
+            return result
+        held = written_as_loaded(result.model, session, model.prepared.beside)
         if held is None or held.unchanged or needed.issuperset((*held.gone, *held.rewired)):
             break
         needed |= {*held.gone, *held.rewired}
@@ -228,16 +187,14 @@ def plain_again(
         PlanError: the planned graph lacks what one of them is for.
         UsageError: the graph has no input.
     """
-    prepared = model.prepared
-    planned = apply_plan(prepared.proto, plan, prepared.dims)
-    draft = Draft(planned, rewritten_types(planned, plan, prepared.types), prepared.dims, session)
+    draft = _draft(model, plan, session)
     fences = {fence.sources[0]: fence for fence in draft.input_fences}
     _require_known("input_fences", decision.input_fences, fences.keys())
     chosen = [fences[name] for name in decision.input_fences]
     made = {name for node in draft.written(chosen).graph.node for name in node.output if name}
     _require_known("pins", decision.pins, made)
     result = finished_with(draft, chosen, decision.pins)
-    held = written_as_loaded(result.model, session, prepared.beside)
+    held = written_as_loaded(result.model, session, model.prepared.beside)
     return _held_to(result, held, Limits(plan.budget_bytes, _UNBOUNDED))
 
 

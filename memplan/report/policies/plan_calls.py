@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from textwrap import wrap
 
 from memplan.errors import UsageError
-from memplan.planning.plan_decisions import KEPT
-from memplan.planning.plan_file import PlanFile, TensorDecision
+from memplan.planning.plan_file import KEPT, PlanFile, TensorDecision
 from memplan.pytorch.call_families import family_of
 from memplan.units import counted, format_bytes, listed, printable
 

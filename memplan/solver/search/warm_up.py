@@ -9,7 +9,6 @@ from memplan.solver.build import Output, ProblemBuilder
 from memplan.solver.cache import before_compiling
 from memplan.solver.jit import is_cold
 from memplan.solver.order.beam import resequence
-from memplan.solver.order.depth_first import default_order
 from memplan.solver.order.local import reorder
 from memplan.solver.problem import Problem
 from memplan.solver.search.anytime import AnytimeSearch
@@ -26,7 +25,6 @@ def warm_up() -> None:
     AnytimeSearch(problem, Deadline(0.0), SearchOptions(order=False, iterations=1)).run()
     improve(arrays, order, order, flags, ~flags, flags, arrays.cost, 4, 0, 0.0, 0.0, ROUNDS)
     reorder(arrays, order, flags, 3, 0)
-    default_order(np.array([0, 0, 1]), np.array([0]))
     resequence(arrays, order, flags, 3, 0, 3, 1, 0.0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,6 @@ from memplan.errors import EXIT_MODEL, EXIT_USAGE
 def memplan(inside: Memplan, tmp_path: Path) -> Memplan:
     kept = ("attn/qkv linear 0", "mlp/0 linear 0")
     plan_of(*block("blocks.0", kept), *block("blocks.1", kept)).save(tmp_path / "plan.json")
-    SMALL.save(tmp_path / "small.json")
     return inside
 
 
@@ -49,10 +49,8 @@ def test_what_is_no_plan_is_refused(memplan: Memplan, tmp_path: Path) -> None:
 
 
 def test_a_plan_of_no_pytorch_model_is_refused(memplan: Memplan, tmp_path: Path) -> None:
-    data = json.loads((tmp_path / "small.json").read_text())
-    for tensor in data["tensors"]:
-        tensor.pop("call", None)
-    (tmp_path / "none.json").write_text(json.dumps(data))
+    uncalled = tuple(replace(row, call=None) for row in SMALL.tensors)
+    replace(SMALL, tensors=uncalled).save(tmp_path / "none.json")
     done = memplan("plan-as", "torch", "none.json")
     assert done.returncode == EXIT_USAGE
     assert "memplan capture" in done.stderr

@@ -8,22 +8,25 @@ where numbers are looked after; what looks at values before there are operators 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from memplan.pytorch.layer_forms import LAYERS, NORMS, in_type_of_weight
-from memplan.pytorch.loss_forms import LOSSES
 from memplan.pytorch.pool_forms import POOLS
-from memplan.pytorch.random_forms import RANDOM_FORMS
-from memplan.pytorch.selection_forms import SELECTIONS
+from memplan.pytorch.surrogate_exports import backward_through
 from memplan.pytorch.ties import clamp, installed_shares, stable_sort, tie_table
 
-aten = torch.ops.aten
-Sizes = Sequence[int]
+aten, prims = torch.ops.aten, torch.ops.prims
 Form = Callable[..., Any]
+NONE, MEAN = 0, 1
+REDUCTIONS = ("none", "mean", "sum")
+"""By the numbers that ATen has for them."""
 
 
 def aten_forms(exporters: Mapping[Any, Form]) -> dict[Any, Form]:
@@ -33,16 +36,8 @@ def aten_forms(exporters: Mapping[Any, Form]) -> dict[Any, Form]:
         **exporters,
         **LAYERS,
         **{norm: in_type_of_weight(norm, exporters.get(norm)) for norm in NORMS},
-        **LOSSES,
-        **RANDOM_FORMS,
         **POOLS,
-        **SELECTIONS,
-        aten.sort.stable: stable_sort,
-        aten.clamp.default: clamp,
-        aten.copy.default: copied,
-        aten.relu.default: relu,
-        aten.scatter_reduce.two: scatter_reduce,
-        aten._trilinear.default: trilinear,
+        **_FORMS,
         **tie_table(installed_shares()),
     }
 
@@ -72,21 +67,205 @@ def scatter_reduce(
     return total / (count + 1 if include_self else count.clamp(min=1.0))
 
 
-def trilinear(
-    x: Tensor,
-    y: Tensor,
-    z: Tensor,
-    expand_x: Sizes,
-    expand_y: Sizes,
-    expand_z: Sizes,
-    summed: Sizes,
-    unroll_dim: int = 1,
+# -- losses: the exporter leaves a part of them away, or refuses them ------------------------------
+
+
+def reduced(loss: Tensor, reduction: int) -> Tensor:
+    """The sum, the mean, or all of it."""
+    if reduction == NONE:
+        return loss
+    return loss.mean() if reduction == MEAN else loss.sum()
+
+
+def cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = MEAN,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Any:
+    """``torch.nn.functional.cross_entropy``, for which the exporter has labels of a batch alone:
+    its operator knows neither probabilities nor smoothing."""
+    soft = target.is_floating_point()
+    if not soft and not label_smoothing and logits.dim() > 1:
+        return NotImplemented
+    if logits.dim() == 1:
+        options = (weight, reduction, ignore_index, label_smoothing)
+        found = aten.cross_entropy_loss.default(logits[None], target[None], *options)
+        return found.squeeze(0) if reduction == NONE else found
+    logs = functional.log_softmax(logits, 1)
+    if soft:
+        return _by_probabilities(logs, target, weight, reduction, label_smoothing)
+    wanted = functional.nll_loss(
+        logs, target, weight, ignore_index=ignore_index, reduction=REDUCTIONS[reduction]
+    )
+    share = label_smoothing / logits.shape[1]
+    even = _even(logs, target, weight, ignore_index, reduction) * share
+    return wanted * (1 - label_smoothing) + even
+
+
+def _by_class(weight: Tensor, logs: Tensor) -> Tensor:
+    """Weights of classes as they go with the second axis."""
+    return weight.reshape([-1, *(1 for _ in logs.shape[2:])])
+
+
+def _by_probabilities(
+    logs: Tensor, target: Tensor, weight: Tensor | None, reduction: int, smoothing: float
 ) -> Tensor:
-    """A product of three, spread along some axes and summed along others."""
-    for axis in expand_x:
-        x = x.unsqueeze(axis)
-    for axis in expand_y:
-        y = y.unsqueeze(axis)
-    for axis in expand_z:
-        z = z.unsqueeze(axis)
-    return (x * y * z).sum(list(summed))
+    if smoothing:
+        target = target * (1 - smoothing) + smoothing / logs.shape[1]
+    weighted = logs if weight is None else logs * _by_class(weight, logs)
+    loss = -(weighted * target).sum(1)
+    return reduced(loss, reduction)
+
+
+def _even(
+    logs: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: int
+) -> Tensor:
+    """The loss if every class was wanted alike, reduced as PyTorch does."""
+    weighted = logs if weight is None else logs * _by_class(weight, logs)
+    counted = target != ignore_index
+    loss = -torch.where(counted, weighted.sum(1), 0.0)
+    if reduction != MEAN:
+        return reduced(loss, reduction)
+    if weight is None:
+        return loss.sum() / counted.sum()
+    share = torch.where(counted, weight[torch.where(counted, target, 0)], 0.0)
+    return loss.sum() / share.sum()
+
+
+def multilabel_margin_loss(scores: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
+    """``torch.nn.functional.multilabel_margin_loss``: of each row, the labels before the first
+    negative one are wanted. PyTorch's own decomposition has another gradient at a margin of 0."""
+    wanted = (target < 0).to(torch.int64).cumsum(-1) == 0
+    labels = torch.where(wanted, target, 0)
+    places = torch.arange(scores.shape[-1], device=scores.device)
+    listed = ((labels.unsqueeze(-1) == places) & wanted.unsqueeze(-1)).any(-2)
+    picked = scores.gather(-1, labels).unsqueeze(-1)
+    margins = (1 - picked + scores.unsqueeze(-2)).relu()  # which has no gradient at 0
+    counted = wanted.unsqueeze(-1) & ~listed.unsqueeze(-2)
+    loss = torch.where(counted, margins, 0.0).sum((-2, -1)) / scores.shape[-1]
+    return reduced(loss, reduction)
+
+
+# -- random numbers, by the two sources that ONNX has: uniform and normal ones ---------------------
+
+
+def native_dropout(x: Tensor, p: float, train: bool | None = True) -> Any:
+    """Dropout; ONNX has none that drops everything."""
+    return (x * 0.0, torch.zeros_like(x, dtype=torch.bool)) if p == 1 and train else NotImplemented
+
+
+def multinomial(
+    weights: Tensor, num_samples: int, replacement: bool = False, *, generator: Any = None
+) -> Any:
+    """``torch.multinomial``. Without replacement: the first that come of exponential times, whose
+    rates are the weights, which is the same as drawing one after the other."""
+    if replacement or num_samples == 1:
+        return NotImplemented
+    speeds = weights / -torch.log(torch.rand_like(weights))
+    return speeds.topk(num_samples, dim=-1).indices
+
+
+def randperm(n: int, *, dtype: torch.dtype | None = None, device: Any = None, **_: Any) -> Tensor:
+    """``torch.randperm``: the order of as many random numbers."""
+    return torch.rand(n, device=device).argsort().to(dtype or torch.int64)
+
+
+def normal(mean: Any, std: Any = 1.0, **_: Any) -> Tensor:
+    """``torch.normal`` of tensors, through which no gradient comes."""
+    like = mean + torch.zeros_like(std) if isinstance(std, Tensor) else mean
+    return backward_through(mean + std * torch.randn_like(like))
+
+
+def uniform(x: Tensor, low: float = 0.0, high: float = 1.0, **_: Any) -> Tensor:
+    """``torch.Tensor.uniform_``."""
+    return torch.rand_like(x) * (high - low) + low
+
+
+# -- order statistics, masks and products ----------------------------------------------------------
+
+
+def median(
+    x: Tensor, dim: int, keepdim: bool = False, *, skip: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The lower of the two in the middle and its place; NaN if there is one that is not skipped."""
+    if x.dim() == 0:
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    whole = not x.is_floating_point()
+    lost = torch.zeros_like(x, dtype=torch.bool) if whole else x.isnan()
+    values, places = torch.where(lost, math.inf, x).sort(dim) if not whole else x.sort(dim)
+    if skip:
+        count = (~lost).sum(dim, keepdim=True)
+        middle = ((count - 1).clamp(min=0)).div(2, rounding_mode="floor")
+        any_lost = count == 0
+    else:
+        first = lost.to(torch.int64).argmax(dim, keepdim=True)
+        any_lost = lost.any(dim, keepdim=True)
+        middle = torch.full_like(first, (x.shape[dim] - 1) // 2)
+    value, place = values.gather(dim, middle), places.gather(dim, middle)
+    if not whole:
+        value = torch.where(any_lost, math.nan, value)
+    if not skip:
+        place = torch.where(any_lost, first, place)
+    return (value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim))
+
+
+def median_of_all(x: Tensor, *, skip: bool = False) -> Tensor:
+    """The median of all elements; elements equal to it share its gradient evenly."""
+    value = median(x.reshape(-1), 0, skip=skip)[0]
+    if not x.is_floating_point():
+        return value
+    equal = x == value
+    return backward_through(value, torch.where(equal, x, 0.0).sum() / equal.sum())
+
+
+def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The k-th smallest element and its place."""
+    if x.dim() == 0:
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    values, places = x.sort(dim)
+    value, place = values.narrow(dim, k - 1, 1), places.narrow(dim, k - 1, 1)
+    return (value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim))
+
+
+def masked_select(x: Tensor, mask: Tensor) -> Tensor:
+    """What an index by a mask gives."""
+    x, mask = torch.broadcast_tensors(x, mask)
+    return aten.index.Tensor(x, [mask])
+
+
+def product(x: Tensor, dims: Sequence[int] | None, *, output_dtype: Any = None) -> Tensor:
+    """The product along several axes, one by one."""
+    found = x if output_dtype is None else x.to(output_dtype)
+    for dim in sorted(range(x.dim()) if dims is None else dims, reverse=True):
+        found = aten.prod.dim_int(found, dim)
+    return found
+
+
+_FORMS: dict[Any, Form] = {
+    aten.cross_entropy_loss.default: cross_entropy,
+    aten.multilabel_margin_loss.default: multilabel_margin_loss,
+    aten.native_dropout.default: native_dropout,
+    aten.multinomial.default: multinomial,
+    aten.randperm.default: randperm,
+    aten.normal.Tensor_float: normal,
+    aten.normal.float_Tensor: normal,
+    aten.normal.Tensor_Tensor: normal,
+    aten.uniform.default: uniform,
+    aten.median.default: median_of_all,
+    aten.median.dim: median,
+    aten.nanmedian.default: partial(median_of_all, skip=True),
+    aten.nanmedian.dim: partial(median, skip=True),
+    aten.kthvalue.default: kthvalue,
+    aten.masked_select.default: masked_select,
+    prims.prod.default: product,
+    prims.hypot.default: lambda x, y: (x * x + y * y).sqrt(),
+    prims.signbit.default: lambda x: (x < 0) | (1 / x < 0),
+    aten.sort.stable: stable_sort,
+    aten.clamp.default: clamp,
+    aten.copy.default: copied,
+    aten.relu.default: relu,
+    aten.scatter_reduce.two: scatter_reduce,
+}

@@ -77,14 +77,18 @@ class CustomBackward:
 class Recorder:
     """Runs backwards while a step is traced.
 
-    ``hooks`` are those that were recorded, by number; ``refused`` what changes gradients and cannot
-    be recorded, in the order in which it was met.
+    ``hooks`` are those that were recorded, by number.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Take note of the hooks that the model brings."""
+        """Take note of the hooks that the model brings.
+
+        Raises:
+            ModelError: one of them cannot be recorded.
+        """
+        for what in _unrecordable(model):
+            raise _refused(what)
         self.hooks: dict[int, CustomBackward] = {}
-        self.refused = dict.fromkeys(_unrecordable(model))
         self.brought: dict[str, tuple[CustomBackward, list[Any]]] = {}
         for name, parameter in model.named_parameters():
             hooks = list((parameter._backward_hooks or {}).values())
@@ -157,8 +161,8 @@ class Recorder:
         """What replaces functions and attributes of PyTorch that the step calls."""
         return {
             Tensor.register_hook: self._hooked,
-            Tensor.register_post_accumulate_grad_hook: self._hooked_later,
-            Tensor.grad_fn.__get__: self._grad_fn,
+            Tensor.register_post_accumulate_grad_hook: _hooked_later,
+            Tensor.grad_fn.__get__: _grad_fn,
             torch.autograd.grad: _taken,
         }
 
@@ -168,37 +172,6 @@ class Recorder:
         handle.remove = _removed(what)
         self.hook(what, tensor, [hook])
         return handle
-
-    def _hooked_later(self, tensor: Tensor, hook: Any) -> Any:
-        self.refuse("post-accumulate-grad hook", _name(hook))
-        return tensor.register_post_accumulate_grad_hook(hook)
-
-    def _grad_fn(self, tensor: Tensor, *_: Any) -> Any:
-        found = tensor.grad_fn
-        if found is not None and is_users(sys._getframe(2).f_code.co_filename):
-            # Hooks of it are not Python's to see.
-            self.refuse("autograd node", type(found).__name__)
-        return found
-
-    def refuse(self, kind: str, name: str) -> None:
-        """Take note of what cannot be recorded."""
-        self.refused[CustomBackward(kind, name, called_from())] = None
-
-    def require_recorded(self) -> None:
-        """Check that everything could be recorded.
-
-        Raises:
-            ModelError: names the first that could not.
-        """
-        if not self.refused:
-            return
-        first, *others = self.refused
-        more = f" and {len(others)} more" if others else ""
-        raise ModelError(
-            f"gradients pass through the {first}{more}, which cannot be recorded",
-            "remove it before the capture; what it does to gradients belongs into a tensor hook or "
-            "an autograd.Function, what it does to parameters into the optimizer",
-        )
 
     def lead_through_hooks(self, program: Any) -> None:
         """Let what reads a tensor behind its hook read the recorded one, in place.
@@ -390,13 +363,34 @@ def _watched(recorder: Recorder) -> list[tuple[Any, str, Any]]:
 
     def entered(self: Any) -> Any:
         if not isinstance(self, save_on_cpu):
-            recorder.refuse("saved-tensor hook", _name(self.unpack_hook))
+            what = CustomBackward("saved-tensor hook", _name(self.unpack_hook), called_from())
+            raise _refused(what)
         return enter(self)
 
     return [
         (function, "apply", classmethod(applied)),
         (saved_tensors_hooks, "__enter__", entered),
     ]
+
+
+def _refused(what: CustomBackward) -> ModelError:
+    return ModelError(
+        f"gradients pass through the {what}, which cannot be recorded",
+        "remove it before the capture; what it does to gradients belongs into a tensor hook or an "
+        "autograd.Function, what it does to parameters into the optimizer",
+    )
+
+
+def _hooked_later(_tensor: Tensor, hook: Any) -> Any:
+    raise _refused(CustomBackward("post-accumulate-grad hook", _name(hook), called_from()))
+
+
+def _grad_fn(tensor: Tensor, *_: Any) -> Any:
+    found = tensor.grad_fn
+    if found is not None and is_users(sys._getframe(2).f_code.co_filename):
+        # Hooks of it are not Python's to see.
+        raise _refused(CustomBackward("autograd node", type(found).__name__, called_from()))
+    return found
 
 
 def _taken(*_args: Any, **_kwargs: Any) -> Any:

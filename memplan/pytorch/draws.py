@@ -1,10 +1,13 @@
-"""Random numbers of an eager step that can be had again: by a second run, and by a graph.
+"""What PyTorch leaves open in a step: random numbers, and which of equal elements is taken.
 
 Every random operator of ATen that is met draws from the list of :class:`Draws` instead of from
 PyTorch's generator. Draw k of a step is an array of uniform or of normal numbers that depends on
 the round, on k and on its shape alone, so that whoever knows these has the same numbers. Uniform
 ones are odd multiples of 1/1024: float16 holds them, and none is as near to a threshold as rounding
 could matter (``u > p`` and ``1 - u < 1 - p`` are the same).
+
+Of equal elements, ``topk`` and its like take those with the lowest indices, as ONNX does: PyTorch
+does not specify it.
 """
 
 from __future__ import annotations
@@ -48,7 +51,8 @@ class Draws(_Mode):
     """Inside, random operators take their numbers from here.
 
     ``made`` are the draws in the order in which they were asked for, ``unknown`` the random
-    operators that have no form here and draw from PyTorch's generator. Every draw moves that
+    operators that have no form here and draw from PyTorch's generator, ``ties`` the operators that
+    were given another of equal elements than PyTorch chooses. Every draw moves that
     generator on; where somebody has turned it back, as ``torch.utils.checkpoint`` does to run
     something again, what was drawn then is drawn again.
     """
@@ -62,6 +66,7 @@ class Draws(_Mode):
         self.made: list[TorchDraw] = []
         self._drawn_at: dict[bytes, TorchDraw] = {}
         self.unknown: list[str] = []
+        self.ties: set[str] = set()
 
     def __torch_dispatch__(
         self,
@@ -72,6 +77,8 @@ class Draws(_Mode):
     ) -> Any:
         """See the class."""
         given = dict(kwargs or {})
+        if func in _FIRST and args[0].dim():
+            return self._first(func, *args, **given)
         tags = getattr(func, "tags", ())  # operators of higher order, as cond, have none
         if torch.Tag.nondeterministic_seeded not in tags or _draws_nothing(func, args, given):
             return func(*args, **given)
@@ -81,6 +88,14 @@ class Draws(_Mode):
             self.unknown.append(name)
             return func(*args, **given)
         return rule(self, name, *args, **given)
+
+    def _first(self, func: Any, *args: Any, **given: Any) -> Any:
+        """The values and indices that an operator gives, with the lowest index of equals."""
+        own, chosen = func(*args, **given), _FIRST[func](*args, **given)
+        if torch.equal(own[1], chosen[1]) or not torch.equal(own[0], chosen[0]):
+            return own
+        self.ties.add(func.overloadpacket.__name__)
+        return chosen
 
     def draw(
         self, family: str, operator: str, shape: Sequence[int], like: Tensor | None = None
@@ -197,14 +212,6 @@ def _randint_like(mode: Draws, name: str, x: Tensor, *bounds: int, **options: An
     return found.to(device=x.device, dtype=options.get("dtype") or x.dtype)
 
 
-def _rrelu(
-    mode: Draws, name: str, x: Tensor, noise: Tensor, low: float, high: float, *_: Any, **_k: Any
-) -> Tensor:
-    slope = mode.draw(UNIFORM, name, x.shape, x) * (high - low) + low
-    noise.copy_(torch.where(x <= 0, slope, 1.0))
-    return x * noise
-
-
 _RULES: dict[str, Callable[..., Any]] = {
     "bernoulli": _bernoulli,
     "bernoulli_": _in_place(_bernoulli, 0.5),
@@ -222,6 +229,31 @@ _RULES: dict[str, Callable[..., Any]] = {
     "randint": _randint,
     "randint_like": _randint_like,
     "random_": _in_place(_randint_like),
-    "rrelu_with_noise": _rrelu,
 }
 """What random operators compute from their draws, by the name of the operator."""
+
+
+def _sorted(x: Tensor, dim: int = -1, descending: bool = False) -> Any:
+    return torch.sort(x, dim=dim, descending=descending, stable=True)
+
+
+def _top(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    return tuple(each.narrow(dim, 0, k) for each in _sorted(x, dim, largest))
+
+
+def _kth(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    picked = (each.narrow(dim, k - 1, 1) for each in _sorted(x, dim))
+    return tuple(each if keepdim else each.squeeze(dim) for each in picked)
+
+
+def _middle(x: Tensor, dim: int, keepdim: bool = False) -> Any:
+    return _kth(x, (x.shape[dim] + 1) // 2, dim, keepdim)
+
+
+_FIRST: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.topk.default: _top,
+    torch.ops.aten.kthvalue.default: _kth,
+    torch.ops.aten.median.dim: _middle,
+    torch.ops.aten.sort.default: _sorted,
+}
+"""Operators that choose among equal elements, taking the lowest indices."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import time
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ from memplan.pytorch.trace import quiet
 
 _Mode: Any = internal("torch.utils._python_dispatch.TorchDispatchMode")
 _pytree: Any = internal("torch.utils._pytree")
+_OWN = 0.75
+"""What a row of a batch keeps of itself, where it is mixed with another."""
+_SCALED = 1 / 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,8 @@ class EagerStep:
     Tensors are by the user's names. ``gradients`` has those that PyTorch gave, in the parameter's
     type or float64; ``buffers`` all buffers and frozen parameters as the step left them,
     ``metrics`` what stands beside the loss. ``outside`` says that Python's or NumPy's random
-    numbers were drawn; ``peak_bytes`` is the most that tensors made in the step took at a time,
+    numbers were drawn, ``ties`` which operators PyTorch lets choose among equal elements, and did;
+    ``peak_bytes`` is the most that tensors made in the step took at a time,
     where it was watched.
     """
 
@@ -48,6 +53,7 @@ class EagerStep:
     metrics: Mapping[str, Tensor]
     draws: tuple[TorchDraw, ...]
     unknown: tuple[str, ...]
+    ties: tuple[str, ...]
     outside: bool
     seconds: float
     peak_bytes: int
@@ -208,23 +214,11 @@ class Eager:
                 metrics=metrics,
                 draws=tuple(drawn.made),
                 unknown=tuple(drawn.unknown) or self._drawn_alone(generator),
+                ties=tuple(drawn.ties),
                 outside=outside(),
                 seconds=seconds,
                 peak_bytes=watch.peak,
             )
-
-    def shaken(
-        self, values: Mapping[str, Tensor], share: float, seed: int = 0
-    ) -> dict[str, Tensor]:
-        """Parameters, those of ``values`` where it has them, each element off by about ``share`` of
-        itself, in float64; and the buffers of ``values``."""
-        generator = torch.Generator().manual_seed(seed)
-        found = dict(values)
-        for name, parameter in self.parameters.items():
-            wide = values.get(name, parameter).detach().double()
-            noise = torch.randn(wide.shape, generator=generator, dtype=torch.float64)
-            found[name] = wide * (1 + share * noise.to(wide.device))
-        return found
 
     def _drawn_alone(self, before: Tensor) -> tuple[str, ...]:
         """What drew from PyTorch's generator while nothing looked on."""
@@ -287,3 +281,53 @@ def _generators_kept() -> Iterator[Any]:
         finally:
             random.setstate(python)
             np.random.set_state(numpy)
+
+
+def other_batch(example: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:
+    """A batch of the same shapes and types; batch 1 is the example.
+
+    Rows of all tensors that have the common size change places in the same way. Floating-point
+    numbers that are not all whole are mixed with those of another row: probabilities remain such,
+    and what lies between bounds does. With a single row, the second axis is taken, and
+    floating-point numbers become a little smaller.
+
+    Args:
+        example: tensors by name.
+        number: tells it from other batches.
+    """
+    if number == 1 or any(tensor.is_meta for tensor in example.values()):
+        return dict(example)
+    generator = torch.Generator().manual_seed(number)
+    axis = 0 if _common(example, 0) > 1 else 1
+    size = _common(example, axis)
+    if size < 1:
+        return dict(example)
+    order, other = (torch.randperm(size, generator=generator, device="cpu") for _ in range(2))
+    found = {}
+    for name, tensor in example.items():
+        found[name] = tensor
+        if tensor.dim() <= axis or tensor.shape[axis] != size:
+            continue
+        moved = tensor.detach().index_select(axis, order.to(tensor.device))
+        if not _mixes(tensor):
+            found[name] = moved
+        elif axis:
+            found[name] = tensor.detach() * (1 - _SCALED * number)
+        else:
+            mixed = tensor.detach().index_select(axis, other.to(tensor.device))
+            found[name] = _OWN * moved + (1 - _OWN) * mixed
+    return found
+
+
+def _common(example: Mapping[str, Tensor], axis: int) -> int:
+    """The size that most tensors have along an axis."""
+    sizes = Counter(tensor.shape[axis] for tensor in example.values() if tensor.dim() > axis)
+    return max(sizes, key=lambda size: sizes[size], default=0)
+
+
+def _mixes(tensor: Tensor) -> bool:
+    """Whether a tensor holds measurements, rather than numbers of things, flags or masks."""
+    if not tensor.is_floating_point():
+        return False
+    values = tensor.detach()
+    return bool(torch.isfinite(values).all()) and not bool((values == values.round()).all())

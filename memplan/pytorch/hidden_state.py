@@ -96,14 +96,9 @@ class HiddenState:
         ordered = sorted(paths, key=lambda path: _rank(tokens[path][0]))
         return tuple(_INSIDE.sub(r"\1'\2\4'\3", path) for path in ordered)
 
-    def lost(self, other: HiddenState) -> tuple[str, ...]:
-        """What has changed and cannot be put back: generators and other iterators."""
-        one, two = self._walk, other._walk
-        stuck = sorted(one.stuck | two.stuck)
-        return tuple(path for path in stuck if one.tokens.get(path) != two.tokens.get(path))
-
     def put_back(self) -> None:
-        """Let everything be as it was at this time."""
+        """Let everything be as it was at this time, but for iterators, which cannot be turned
+        back."""
         for keeper in self._walk.keepers:
             _run(keeper)
         for saved in self._walk.tensors.values():

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -36,22 +36,22 @@ _OTHER_KIND = re.compile(
 """The same of a ``TypeError``; others may be of what the user hands to a function."""
 
 
-def require_torch() -> None:
-    """Check that PyTorch and what its exporter needs can be imported.
+def require_torch(what: str = "capture", needed: Sequence[str] = _NEEDED) -> None:
+    """Check that PyTorch, and what its exporter needs, can be imported.
 
     Raises:
         RuntimeUnavailableError: they are not installed, or PyTorch is too old.
     """
-    missing = [name for name in _NEEDED if find_spec(name) is None]
+    missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise RuntimeUnavailableError(
-            f"capture needs {' and '.join(missing)}, which this environment does not have",
+            f"{what} needs {' and '.join(missing)}, which this environment does not have",
             "pip install 'memplan[torch]'",
         )
     minor = _minor()
     if minor is not None and minor < OLDEST:
         raise RuntimeUnavailableError(
-            f"capture needs PyTorch {OLDEST[0]}.{OLDEST[1]} or newer, and {_installed()} is "
+            f"{what} needs PyTorch {OLDEST[0]}.{OLDEST[1]} or newer, and {_installed()} is "
             "installed",
             REMEDY,
         )

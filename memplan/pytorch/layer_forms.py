@@ -113,13 +113,6 @@ def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: int | None = Non
     return torch.where(near, 0.0, torch.where(near, 1.0, apart).sqrt())
 
 
-def pdist(x: Tensor, p: float = 2.0) -> Tensor:
-    """``torch.pdist``: the distances of all pairs of rows."""
-    count = x.shape[0]
-    first, second = torch.triu_indices(count, count, 1, device=x.device).unbind(0)
-    return _distance(x.index_select(0, first) - x.index_select(0, second), p)
-
-
 def _distance(apart: Tensor, p: float) -> Tensor:
     """The norm of the last axis. By the largest element, every one that is largest has all of the
     gradient: those of PyTorch's distances do, where its norms share it."""
@@ -145,7 +138,6 @@ LAYERS: dict[Any, Callable[..., Any]] = {
     aten.scaled_dot_product_attention.default: attention,
     aten.embedding.default: embedding,
     aten.cdist.default: cdist,
-    aten.pdist.default: pdist,
     aten.logaddexp.default: logaddexp,
     aten.logaddexp2.default: logaddexp2,
 }

@@ -92,13 +92,17 @@ class Joint:
     @property
     def resident_bytes(self) -> int:
         """Bytes of inputs and constants, every storage once."""
-        return held_bytes(self.held)
+        values = map(value_of, self.held)
+        return sum({key: storage_bytes(t) for t in values if (key := storage_key(t))}.values())
 
-
-def held_bytes(nodes: Sequence[fx.Node]) -> int:
-    """Bytes of the storages of ``nodes``, every storage once."""
-    found = {key: storage_bytes(t) for t in map(value_of, nodes) if (key := storage_key(t))}
-    return sum(found.values())
+    def roots(self) -> dict[fx.Node, fx.Node]:
+        """What made the storage in which each tensor lies."""
+        found = {each: each for each in (*self.held, *self.tangents)}
+        for op in self.operators:
+            for node, shared in zip(op.results, op.shares, strict=True):
+                if node is not None:
+                    found[node] = node if shared is None else found[shared]
+        return found
 
 
 def value_of(node: fx.Node) -> Any:

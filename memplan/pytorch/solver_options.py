@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from memplan.errors import RuntimeUnavailableError, UsageError
+from memplan.errors import UsageError
 from memplan.ops.cost import DEVICES
-from memplan.pytorch.installed_torch import REMEDY, TRIED, torch_notes
+from memplan.pytorch.installed_torch import named_in_failures, require_torch, torch_notes
 from memplan.units import SizeSpec, did_you_mean, parse_budget
 
 if TYPE_CHECKING:
@@ -72,30 +71,9 @@ def torch_solver(
         )
     if time_limit <= 0 or effort < 0:
         raise UsageError("expected a positive time limit and an effort of 0 or more")
-    options = SolverOptions(spec, backend, time_limit, effort, seed, device)
-    return _solver_class()(options)
-
-
-def _solver_class() -> type[TorchSolver]:
-    """The class, which needs PyTorch.
-
-    Raises:
-        RuntimeUnavailableError: PyTorch is missing, or lacks what this needs.
-    """
-    if find_spec("torch") is None:
-        raise RuntimeUnavailableError(
-            "torch_solver needs torch, which this environment does not have",
-            "pip install 'memplan[torch]'",
-        )
-    try:
-        from memplan.pytorch.torch_solver import TorchSolver
-    except ImportError as error:
-        from importlib.metadata import version
-
-        raise RuntimeUnavailableError(
-            f"torch_solver does not know PyTorch {version('torch')}: {error}",
-            f"it was tried with {TRIED}: {REMEDY}",
-        ) from error
+    require_torch("torch_solver", ("torch",))
     for note in torch_notes():
-        warnings.warn(note, stacklevel=3)
-    return TorchSolver
+        warnings.warn(note, stacklevel=2)
+    with named_in_failures("torch_solver"):
+        from memplan.pytorch.torch_solver import TorchSolver
+    return TorchSolver(SolverOptions(spec, backend, time_limit, effort, seed, device))

@@ -157,7 +157,7 @@ def _decisions(
     """
     joint = solved.encoded.joint
     runs = Counter(sequence)
-    kept = _storages(joint, saved)
+    kept = {root for node, root in joint.roots().items() if node.name in saved}
     found = []
     for index, op in enumerate(joint.operators):
         again = runs[index] - 1
@@ -176,19 +176,6 @@ def _decisions(
                 )
             )
     return tuple(found)
-
-
-def _storages(joint: Joint, saved: set[str]) -> set[fx.Node]:
-    """The nodes that made the storages in which ``saved`` tensors lie."""
-    source: dict[fx.Node, fx.Node] = {}
-    found = set()
-    for op in joint.operators:
-        for node, shared in zip(op.results, op.shares, strict=True):
-            if node is not None:
-                source[node] = node if shared is None else source.get(shared, shared)
-                if node.name in saved:
-                    found.add(source[node])
-    return found
 
 
 def _operator_name(op: Operator) -> str:

@@ -11,7 +11,7 @@ behind their last reader, as in the code that AOTAutograd generates for the back
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -100,81 +100,50 @@ class EncodedJoint:
         return flags
 
 
-class _Tensors:
-    """Tensors of a problem, as they are named one by one."""
-
-    def __init__(self) -> None:
-        self.of: dict[fx.Node, int] = {}
-        self.nbytes: list[int] = []
-        self.resident: list[bool] = []
-        self.maker: list[int] = []
-        self.root: list[int] = []
-
-    def add(
-        self, node: fx.Node | None, nbytes: int, resident: bool, maker: int, of: int = NONE
-    ) -> int:
-        """One tensor more; ``of``: what it is a view of."""
-        index = len(self.nbytes)
-        self.nbytes.append(nbytes)
-        self.resident.append(resident)
-        self.maker.append(maker)
-        self.root.append(index if of == NONE else self.root[of])
-        if node is not None:
-            self.of[node] = index
-        return index
-
-
 def encode_joint(joint: Joint, costs: Sequence[float]) -> EncodedJoint:
     """Encode a joint graph; ``costs``: seconds of its operators."""
-    tensors = _Tensors()
-    count = len(joint.operators)
-    for each in joint.held:
-        tensors.add(each, storage_bytes(value_of(each)), True, NONE)
-    written: list[list[Output]] = []
-    made = [tensors.add(t, storage_bytes(value_of(t)), False, NONE) for t in joint.tangents]
-    for index, op in enumerate(joint.operators):
-        maker = NONE if op.refusal else index
-        own = []
-        for node, nbytes, shared in zip(op.results, op.nbytes, op.shares, strict=True):
-            of = NONE if shared is None else tensors.of[shared]
-            # The planner looks at what a view lies in; a view of no bytes would be free to keep.
-            size = nbytes if shared is None else tensors.nbytes[of]
-            own.append(Output(tensors.add(node, size, False, maker, of), of))
-        written.append(own)
-    written.append([Output(tensor) for tensor in made])
-    outputs = [tensors.of[t] for t in joint.forward_outputs]
-    reads = [[tensors.of[t] for t in op.reads] for op in joint.operators]
-    reads.append(sorted(set(outputs)))
-    pinned = np.zeros(len(tensors.nbytes), np.bool_)
-    held = [*outputs, *(tensors.of[t] for t in joint.backward_outputs)]
-    held += [tensors.of[t] for t in joint.tangents if is_root(value_of(t))]
-    roots = [root for root in {tensors.root[t] for t in held} if not tensors.resident[root]]
-    pinned[roots] = True
+    count, held, roots = len(joint.operators), set(joint.held), joint.roots()
+    ends = [each for each in joint.tangents if is_root(value_of(each))]
+    pinned = {roots[t] for t in (*joint.forward_outputs, *joint.backward_outputs, *ends)} - held
     order = [*range(joint.forward), count, *range(joint.forward, count)]
     rank = {node: place for place, node in enumerate(order)}
-    problem = ProblemBuilder()
-    for each in zip(tensors.nbytes, tensors.resident, pinned.tolist(), tensors.maker, strict=True):
-        nbytes, resident, held_to_the_end, maker = each
-        problem.add_tensor(nbytes, resident=resident, pinned=held_to_the_end, maker=maker)
-    scratch = [*(scratch_bytes(op.node) for op in joint.operators), 0]
-    for node, cost in enumerate([*costs, 0.0]):
-        problem.add_node(cost, reads[node], written[node], workspace=scratch[node], rank=rank[node])
-    for first, second in _pairs(joint, tensors):
+    problem, number, sizes = ProblemBuilder(), dict[fx.Node, int](), dict[fx.Node, int]()
+    for each in (*joint.held, *joint.tangents):
+        sizes[each] = storage_bytes(value_of(each))
+        number[each] = problem.add_tensor(sizes[each], resident=each in held, pinned=each in pinned)
+    for index, op in enumerate(joint.operators):
+        own = []
+        for node, nbytes, shared in zip(op.results, op.nbytes, op.shares, strict=True):
+            # The planner looks at what a view lies in; a view of no bytes would be free to keep.
+            size = nbytes if shared is None else sizes[roots[shared]]
+            maker = NONE if op.refusal else index
+            tensor = problem.add_tensor(size, pinned=node in pinned, maker=maker)
+            own.append(Output(tensor, NONE if shared is None else number[shared]))
+            if node is not None:
+                number[node], sizes[node] = tensor, size
+        reads = [number[each] for each in op.reads]
+        scratch = scratch_bytes(op.node)
+        problem.add_node(costs[index], reads, own, workspace=scratch, rank=rank[index])
+    outputs = sorted({number[each] for each in joint.forward_outputs})
+    begun = [Output(number[each]) for each in joint.tangents]
+    problem.add_node(0.0, outputs, begun, rank=rank[count])
+    for first, second in _pairs(joint, roots):
         problem.order_after(first, second)
     arrays = problem.build()
     arrays = arrays._replace(
-        fleeting=np.ones(len(arrays.writes), np.bool_), overwriter=_over(joint, tensors, arrays)
+        fleeting=np.ones(len(arrays.writes), np.bool_),
+        overwriter=_over(joint, roots, number, len(arrays.nbytes)),
     )
-    floor = _floor(joint, arrays, tensors.root)
+    floor = _floor(joint, roots, sizes, pinned)
     return EncodedJoint(joint, arrays, np.asarray(order, np.int64), floor)
 
 
-def _pairs(joint: Joint, tensors: _Tensors) -> list[tuple[int, int]]:
+def _pairs(joint: Joint, roots: Mapping[fx.Node, fx.Node]) -> list[tuple[int, int]]:
     """What must run before what, where data does not say so."""
     boundary = len(joint.operators)
     found: set[tuple[int, int]] = set()
     drawn: int | None = None
-    readers: dict[int, list[int]] = {}
+    readers: dict[fx.Node, list[int]] = {}
     for index, op in enumerate(joint.operators):
         if in_forward(op.node):
             found.add((index, boundary))
@@ -186,45 +155,44 @@ def _pairs(joint: Joint, tensors: _Tensors) -> list[tuple[int, int]]:
                 found.add((drawn, index))
             drawn = index
         for target in written_to(op.node):
-            others = readers.get(tensors.root[tensors.of[target]], ())
-            found.update((reader, index) for reader in others)
+            found.update((reader, index) for reader in readers.get(roots[target], ()))
         for each in op.reads:
-            readers.setdefault(tensors.root[tensors.of[each]], []).append(index)
+            readers.setdefault(roots[each], []).append(index)
     return sorted(found)
 
 
-def _over(joint: Joint, tensors: _Tensors, arrays: Arrays) -> Ints:
+def _over(
+    joint: Joint, roots: Mapping[fx.Node, fx.Node], number: Mapping[fx.Node, int], tensors: int
+) -> Ints:
     """Who writes over the resident memory in which a tensor lies, by tensor."""
-    writer = {
-        tensors.root[tensors.of[target]]: index
-        for index, op in enumerate(joint.operators)
-        for target in written_to(op.node)
-    }
+    written = [(index, op) for index, op in enumerate(joint.operators) if written_to(op.node)]
+    writer = {roots[target]: index for index, op in written for target in written_to(op.node)}
     if not writer:
         return np.zeros(0, np.int64)
-    found = np.full(len(arrays.nbytes), NONE, np.int64)
-    for tensor, root in enumerate(tensors.root):
-        found[tensor] = writer.get(root, NONE)
-    for op in joint.operators:
-        if written_to(op.node):  # its own result is the memory after the write
-            found[[tensors.of[each] for each in op.results if each is not None]] = NONE
+    found = np.full(tensors, NONE, np.int64)
+    for node, tensor in number.items():
+        found[tensor] = writer.get(roots[node], NONE)
+    for _, op in written:  # its own result is the memory after the write
+        found[[number[each] for each in op.results if each is not None]] = NONE
     return found
 
 
-def _floor(joint: Joint, arrays: Arrays, root: list[int]) -> TorchFloor:
+def _floor(
+    joint: Joint,
+    roots: Mapping[fx.Node, fx.Node],
+    sizes: Mapping[fx.Node, int],
+    pinned: Collection[fx.Node],
+) -> TorchFloor:
     """The most that one operator has in hand at once, or that is returned in the end."""
-    pinned = np.flatnonzero(arrays.pinned)
-    best = TorchFloor(
-        int(arrays.nbytes[pinned].sum()), "the results of the step, gradients among them"
-    )
-    for index, op in enumerate(joint.operators):
-        own = arrays.writes[arrays.write_start[index] : arrays.write_start[index + 1]]
-        read = arrays.reads[arrays.read_start[index] : arrays.read_start[index + 1]]
-        there = {root[t] for t in (*own.tolist(), *read.tolist()) if t < len(root)}
-        need = int(arrays.workspace[index])
-        need += sum(int(arrays.nbytes[t]) for t in there if not arrays.resident[t])
+    held = set(joint.held)
+    results = "the results of the step, gradients among them"
+    best = TorchFloor(sum(sizes[each] for each in pinned), results)
+    for op in joint.operators:
+        met = {roots[each] for each in (*op.reads, *op.results) if each is not None} - held
+        unread = (n for node, n in zip(op.results, op.nbytes, strict=True) if node is None)
+        there = sorted([*(sizes[each] for each in met), *unread], reverse=True)
+        need = scratch_bytes(op.node) + sum(there)
         if need > best.nbytes:
-            largest = sorted(there, key=lambda t: -int(arrays.nbytes[t]))[:3]
-            sizes = ", ".join(format_bytes(int(arrays.nbytes[t])) for t in largest)
-            best = TorchFloor(need, f"'{op.name}', which needs {sizes} at once")
+            shown = ", ".join(format_bytes(each) for each in there[:3])
+            best = TorchFloor(need, f"'{op.name}', which needs {shown} at once")
     return best

@@ -24,7 +24,6 @@ from memplan.pytorch.values import content
 MISSING: Any = object()
 """In the place of a value that is not there."""
 Keeper = Callable[[], None]
-_PARTS = 2
 
 
 def _of(read: Callable[[], list[Any]], write: Callable[[list[Any]], object]) -> Keeper:
@@ -221,25 +220,3 @@ class SavedTensor:
                 self.held.data = self.copy.clone()
             elif not torch.equal(now, self.copy):
                 now.copy_(self.copy)
-
-
-def iterator_parts(held: Any) -> tuple[Any, tuple[Any, ...], Any] | None:
-    """How Python makes an iterator of its own anew (function, arguments, state); None where it
-    does not say."""
-    try:
-        made = held.__reduce__()
-    except TypeError:
-        return None
-    if not isinstance(made, tuple) or len(made) < _PARTS:
-        return None
-    return made[0], made[1], made[_PARTS] if len(made) > _PARTS else None
-
-
-def is_iterator(held: Any) -> bool:
-    """Whether something is an iterator of Python's own."""
-    return is_iterator_class(type(held))
-
-
-def is_iterator_class(kind: type) -> bool:
-    """Whether the objects of a class are."""
-    return kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__")

@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import cache, partial
+from itertools import count
+from operator import length_hint
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -56,7 +58,7 @@ class StateWalk:
 
     ``tokens`` tell by path what something is now; ``numbers`` are those of them that count, and how
     another is put in their place. ``keepers`` put everything back, ``tensors`` those of tensors.
-    ``stuck`` are paths of what cannot be put back. ``limited``: there was more.
+    ``limited``: there was more.
     """
 
     def __init__(
@@ -76,7 +78,6 @@ class StateWalk:
         self.numbers: dict[str, tuple[Any, Write]] = {}
         self.keepers: list[Keeper] = []
         self.tensors: dict[int, SavedTensor] = {}
-        self.stuck: set[str] = set()
         self.limited = False
         self._known, self._saved, self._room = known, saved, MOST_BYTES
         self._seen: dict[int, str] = {}
@@ -152,21 +153,16 @@ class StateWalk:
             self.keepers.append(found[1])
 
     def _iterator(self, path: str, value: Any, _write: Write | None) -> None:
-        """It tells where it is, and cannot be turned back."""
-        path = self._note(path, _iterator_token(value))
-        self.stuck.add(path)
-        for k, each in enumerate((keepers.iterator_parts(value) or (0, ()))[1]):
-            if not keepers.is_iterator(each):
-                self._later(f"{path}'s argument {k}", each)
+        """It counts, or tells how much is left, and cannot be turned back."""
+        said = repr(value) if type(value) is count else length_hint(value, -1)
+        self._note(path, (type(value).__name__, said))
 
     def _generator(self, path: str, value: GeneratorType[Any, Any, Any], _: Write | None) -> None:
         frame = value.gi_frame
-        path = self._note(path, ("generator", frame.f_lasti if frame is not None else None))
-        self.stuck.add(path)
+        self._note(path, ("generator", frame.f_lasti if frame is not None else None))
         if frame is not None:
             for name, held in frame.f_locals.items():
                 self._later(f"{path}'s local '{name}'", held)
-                self.stuck.add(f"{path}'s local '{name}'")
             code = value.gi_code
             self._globals_of(frame.f_globals, names_in(code), code.co_filename)
 
@@ -183,8 +179,6 @@ class StateWalk:
             self._room -= saved.copied_bytes
             self.tensors[id(value)] = saved
             path = self._note(path, saved.token)
-            if saved.copy is None and saved.digest:
-                self.stuck.add(path)
             if value.numel() == 1 and not value.is_meta and saved.copy is not None:
                 self.numbers[path] = (value.detach().item(), value.detach().fill_)
         held = attributes_of(value)
@@ -200,17 +194,15 @@ class StateWalk:
     def _array(self, path: str, value: np.ndarray[Any, Any], _write: Write | None) -> None:
         plain = np.asarray(value)
         if plain.dtype == object:
-            path = self._note(path, ("array", plain.shape))
+            self._note(path, ("array", plain.shape))
             for k, each in enumerate(plain.flat):
                 self._later(f"{path}[{k}]", each)
         else:
             digest = keepers.digest_of(np.ascontiguousarray(plain))
-            path = self._note(path, ("array", plain.shape, str(plain.dtype), digest))
-        if plain.nbytes > self._room or not plain.flags.writeable:
-            self.stuck.add(path)
-            return
-        self._room -= plain.nbytes
-        self.keepers.append(keepers.of_array(value))
+            self._note(path, ("array", plain.shape, str(plain.dtype), digest))
+        if plain.nbytes <= self._room and plain.flags.writeable:
+            self._room -= plain.nbytes
+            self.keepers.append(keepers.of_array(value))
 
     # --- Containers -----------------------------------------------------------------------------
 
@@ -419,29 +411,13 @@ def _name(hook: Any) -> str:
     return name.rpartition("<locals>.")[2]
 
 
-def _iterator_token(value: Any) -> Token:
-    """Where an iterator is, as far as it tells."""
-    parts = keepers.iterator_parts(value)
-    if parts is None:
-        return (type(value).__name__,)
-    _, arguments, state = parts
-    told = tuple(
-        _iterator_token(a) if keepers.is_iterator(a) else a if type(a) in _PLAIN else id(a)
-        for a in arguments
-        if type(a) is not tuple
-    )
-    if type(state) is tuple:
-        state = tuple(len(s) if type(s) is list else s for s in state)
-    return (type(value).__name__, told, state if type(state) in (int, tuple) else None)
-
-
 @cache
 def _rule_of(kind: type) -> str:
     """By which method of :class:`StateWalk` objects of a class are looked at."""
     for kinds, rule in _RULES:
         if issubclass(kind, kinds):
             return rule
-    if keepers.is_iterator_class(kind):
+    if kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__"):
         return "iterator"
     return "object" if is_entered(kind) and kind is not object else "opaque"
 

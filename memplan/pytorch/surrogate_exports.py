@@ -16,27 +16,7 @@ _FLOATS = ("float16", "bfloat16", "float", "double", "complex64", "complex128")
 _KINDS = [f"tensor({kind})" for kind in _FLOATS]
 _Parameter = defs.OpSchema.FormalParameter
 _Attribute = defs.OpSchema.Attribute
-_SCHEMA = defs.OpSchema(
-    OP,
-    DOMAIN,
-    1,
-    inputs=[
-        _Parameter("value", "T"),
-        _Parameter("surrogate", "T", param_option=defs.OpSchema.FormalParameterOption.Optional),
-    ],
-    outputs=[_Parameter("result", "T")],
-    type_constraints=[("T", _KINDS, "")],
-)
 _OPSET = values.Opset(DOMAIN, 1)
-_private = values.Op(_OPSET, OP, _SCHEMA)
-
-
-def _forward(value: Tensor, surrogate: Tensor | None = None) -> Tensor:
-    return value.clone()
-
-
-def _shape(value: Tensor, surrogate: Tensor | None = None) -> Tensor:
-    return torch.empty_like(value)
 
 
 def _note(ctx: Any, inputs: tuple[Tensor, Tensor | None], output: Tensor) -> None:
@@ -51,11 +31,11 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None]:
 
 _operator: Any = torch.library.custom_op(
     "memplan::backward_through",
-    _forward,
+    lambda value, surrogate=None: value.clone(),
     mutates_args=(),
     schema="(Tensor value, Tensor? surrogate=None) -> Tensor",
 )
-_operator.register_fake(_shape)
+_operator.register_fake(lambda value, surrogate=None: torch.empty_like(value))
 _operator.register_autograd(_backward, setup_context=_note)
 BACKWARD_THROUGH: Any = torch.ops.memplan.backward_through.default
 
@@ -68,22 +48,13 @@ def backward_through(value: Tensor, surrogate: Tensor | None = None) -> Tensor:
 
 def translated(value: Any, surrogate: Any = None) -> Any:
     """The node for it."""
-    return _private(value) if surrogate is None else _private(value, surrogate)
-
-
-def _placeholder(y: Tensor, number: int, slot: int, label: str) -> Tensor:
-    return torch.zeros_like(y)
-
-
-def _same(
-    ys: Sequence[Tensor], xs: Sequence[Tensor], dxs: Sequence[Tensor], number: int, label: str
-) -> list[Tensor]:
-    return [y.clone() for y in ys]
+    given = (value,) if surrogate is None else (value, surrogate)
+    return _op(OP, len(given), 1, ())(*given)
 
 
 gradient_of: Any = torch.library.custom_op(
     "memplan::gradient_of",
-    _placeholder,
+    lambda y, number, slot, label: torch.zeros_like(y),
     mutates_args=(),
     schema="(Tensor y, int number, int slot, str label) -> Tensor",
 )
@@ -91,7 +62,7 @@ gradient_of: Any = torch.library.custom_op(
 gradient_of.register_fake(lambda y, number, slot, label: torch.empty_like(y))
 with_gradient: Any = torch.library.custom_op(
     "memplan::with_gradient",
-    _same,
+    lambda ys, xs, dxs, number, label: [y.clone() for y in ys],
     mutates_args=(),
     schema="(Tensor[] ys, Tensor[] xs, Tensor[] dxs, int number, str label) -> Tensor[]",
 )

@@ -48,7 +48,6 @@ def _is_dict(found: Any) -> bool:
 _KINDS: dict[str, Callable[[Any], bool]] = {
     f"{_EXPORTER}._registration": _is_module,
     f"{_EXPORTER}._decomp": _is_module,
-    "torch._dynamo": _is_module,
     "torch._functorch.config": _is_module,
     "torch.utils._pytree": _is_module,
     "torch.utils._python_dispatch.TorchDispatchMode": _is_class,
@@ -76,9 +75,6 @@ INTERNALS = {
         "the program is decomposed already; a second time would undo that"
     ),
     # --- capture: what is traced -----------------------------------------------------------------
-    "torch._dynamo": Internal(
-        "imported before the user's folder is on the import path", "imported when PyTorch does"
-    ),
     "torch.fx.proxy.TracerBase._filter_traceback_frames": Internal(
         "every node tells the user's lines", "nodes tell lines of methods forward alone"
     ),

@@ -21,10 +21,8 @@ from memplan.pytorch.places import lines_told
 from memplan.pytorch.prepared_step import PreparedStep, first_names
 from memplan.pytorch.torch_checkpoints import marked_regions
 from memplan.pytorch.torch_errors import reason_of, refusal
-from memplan.pytorch.torch_internals import internal
 from memplan.pytorch.traced_calls import tracing
 
-internal("torch._dynamo")  # which PyTorch imports when a step is made
 STORED = (InputKind.PARAMETER, InputKind.BUFFER)
 _SUGGESTED = "Suggested fixes:\n"
 _LIMIT = re.compile(r"(\w+) = Dim\('\w+'((?:, (?:min|max)=\d+)+)\)")
@@ -52,7 +50,6 @@ def export(prepared: PreparedStep, state: HiddenState) -> tuple[Any, tuple[str, 
         except MemplanError:
             raise
         except Exception as error:
-            recorder.require_recorded()
             found = _limits_in(str(error))
             if found.keys() - limits.keys():
                 limits = {**found, **limits}
@@ -62,7 +59,6 @@ def export(prepared: PreparedStep, state: HiddenState) -> tuple[Any, tuple[str, 
             raise refusal("torch.export refuses the model", error, prepared.module) from error
         finally:
             state.put_back()
-    recorder.require_recorded()
     _merge_tied(program, first_names(prepared.module))
     recorder.lead_through_hooks(program)
     complete_stops(program)

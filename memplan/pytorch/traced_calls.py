@@ -22,9 +22,9 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from memplan.errors import ModelError
+from memplan.pytorch.aten_forms import REDUCTIONS, reduced
 from memplan.pytorch.custom_backward import current_recorder
 from memplan.pytorch.gradient_stops import GradientStops
-from memplan.pytorch.loss_forms import REDUCTIONS, reduced
 from memplan.pytorch.surrogate_exports import backward_through
 from memplan.pytorch.torch_internals import replaced
 

@@ -60,12 +60,10 @@ class Twin:
         """Take a step; parameters and state afterwards, by their names in the graph.
 
         Args:
-            gradients: of the scaled loss, by parameter.
+            gradients: of the scaled loss, by parameter; they may be written over.
             trained: the parameters that have one.
         """
         begin = time.perf_counter()
-        for parameter in self.parameters.values():
-            parameter.grad = None
         for name in trained:
             parameter = self.parameters[name]
             parameter.grad = gradients[name].to(parameter.dtype).reshape(parameter.shape)
@@ -86,6 +84,8 @@ class Twin:
                 self.scaler.step(each)
         self._renew_scale()
         self.seconds = time.perf_counter() - begin
+        for parameter in self.parameters.values():
+            parameter.grad = None
         for name, parameter in self.parameters.items():
             if name not in trained:
                 for each in self.optimizers:

@@ -49,10 +49,11 @@ def as_array(tensor: Tensor) -> Any:
 
 
 def as_tensor(array: Any) -> Tensor:
-    """An array of the runtime as a tensor of its own memory."""
+    """An array of the runtime as a tensor, in the same memory where it may be written to."""
+    array = np.require(array, requirements=("C", "W"))
     if array.dtype == BFLOAT16:
-        return torch.from_numpy(np.array(array).view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(np.array(array))
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def precision(tensor: Tensor) -> float:

@@ -43,8 +43,10 @@ def session_options(kind: str = "tuned", dims: Mapping[str, int] | None = None) 
 
 def held_options(*, optimized: bool) -> Any:
     """Options of a plain session whose results are held against others: what fails raises, and is
-    not printed too. Without the runtime's optimizations, what runs is the file."""
+    not printed too; what a run has taken is given back. Without the runtime's optimizations, what
+    runs is the file."""
     options = session_options("default")
+    options.enable_cpu_mem_arena = False
     options.log_severity_level = 4
     if not optimized:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL

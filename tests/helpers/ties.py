@@ -86,7 +86,6 @@ CASES: dict[str, tuple[Callable[..., Tensor], list[Any]]] = {
     "norm_of_order_1": (lambda x: x.norm(1, dim=1), [ZEROS]),
     "norm_of_order_3": (lambda x: torch.linalg.vector_norm(x, 3, 1), [ZEROS]),
     "largest_entry": (lambda x: torch.linalg.vector_norm(x, float("inf"), 1), [TIED]),
-    "distances_by_the_largest": (lambda x: torch.pdist(x, math.inf), [TIED]),
     "distances_of_both_by_the_largest": (
         lambda a, b: torch.cdist(a, b, p=math.inf),
         [TIED, KINKED],

@@ -159,49 +159,6 @@ def scaled(model: Any, output: str, factor: float) -> None:
     graph.node.extend(nodes)
 
 
-class Edge(nn.Module):  # type: ignore[name-defined,misc]
-    """A unit beside a kink, nearer than float32 rounds a sum of such terms."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
-        self.b = nn.Parameter(torch.tensor([2.0**-24 - 1, 0.5, -0.5]))
-
-    def forward(self, x: Any) -> Any:
-        return (3 * (self.w * x + self.b).relu()).sum()
-
-
-def across(model: Any) -> None:
-    """Let that unit fall to the other side, as a sum in another order would."""
-    graph = model.graph
-    relu = next(node for node in graph.node if node.op_type == "Relu")
-    scaled(model, relu.input[0], 2.0**-23)
-    added = next(node for node in graph.node if node.name == "planted")
-    added.op_type = "Sub"
-
-
-def test_a_unit_beside_a_kink_is_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = memplan.TorchStep(Edge(), None, {"x": torch.ones(3)})
-    assert memplan.capture(given).check.granted == 0
-    planted(monkeypatch, across)
-    check = memplan.capture(given).check
-    assert check is not None
-    assert (check.verdict, check.granted) == (Verdict.EQUAL, 2)
-    assert "2 tensors off by more than usual rounding, most" in check.not_checked[0]
-
-
-def test_a_wrong_rule_is_none_that_changes_with_the_weights(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """However much the gradient itself does: it is off by the same."""
-    from memplan.api.capture import doubts
-
-    monkeypatch.setattr(doubts, "SHAKEN", 2.0**17)
-    planted(monkeypatch, lambda model: scaled(model, "first.weight_grad", 1.003))
-    with pytest.raises(CaptureDiffersError, match=r"first\.weight"):
-        memplan.capture(step())
-
-
 class Tied(nn.Module):  # type: ignore[name-defined,misc]
     """A function of products that are equal to one another."""
 
@@ -230,18 +187,18 @@ def test_another_rule_at_a_tie_differs(
 ) -> None:
     from memplan.pytorch import pool_forms
 
-    assert memplan.capture(tied(pooled)).check.granted == 0
+    assert memplan.capture(tied(pooled)).check.verdict is Verdict.EQUAL
     # The even share of each of equals, which the maximum of a tensor has.
     monkeypatch.setattr(pool_forms, "backward_through", lambda value, _: value)
     with pytest.raises(CaptureDiffersError, match="1 gradient off") as caught:
         memplan.capture(tied(pooled))
-    assert "at a kink, where the graph has another rule than PyTorch" in caught.value.hint
+    assert "a tie at a kink" in caught.value.hint
 
 
 def test_what_pytorch_does_not_specify_is_said() -> None:
     weights = torch.tensor([1.0, -2.0, 0.5])
     check = memplan.capture(tied(lambda y: (y.topk(3, 1).values * weights).sum())).check
-    assert (check.verdict, check.granted) == (Verdict.EQUAL, 0)
+    assert check.verdict is Verdict.EQUAL
     assert "which of equal elements topk takes: PyTorch does not specify it" in check.not_checked[0]
 
 
@@ -290,17 +247,15 @@ def replaced(model: Any, output: str, op: str, *more: Any) -> None:
 # --- Differences that remain ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fails_from", [2, 3], ids=["shaken weights", "no optimizations"])
 def test_a_difference_survives_the_failure_of_its_explanation(
-    fails_from: int, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from memplan.api.capture.trial import Trial
 
-    real, runs = Trial.run, [0]
+    real = Trial.run
 
     def failing(self: Any, values: Any, draws: Any, optimized: bool = True) -> Any:
-        runs[0] += 1
-        if runs[0] >= fails_from or not optimized:
+        if not optimized:
             raise MemoryError("bad allocation")
         return real(self, values, draws, optimized)
 
@@ -405,10 +360,10 @@ def test_each_optimizer_skips_for_its_own_gradients(clip: float | None, tmp_path
 
 
 def one_skips_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memplan.api.capture import update_check
+    from memplan.api.capture import step_gradients
 
-    real = update_check.Member
-    monkeypatch.setattr(update_check, "Member", lambda *given, owner: real(*given))
+    real = step_gradients.Member
+    monkeypatch.setattr(step_gradients, "Member", lambda *given, owner: real(*given))
 
 
 def nothing_skips(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -458,7 +413,7 @@ def test_what_a_scale_does_is_compared(wrong: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("scale", ["dynamic", 1024.0])
 def test_a_step_that_overflows_is_compared_for_every_kind_of_scale(scale: Any) -> None:
     check = memplan.capture(step(adamw, scaler=scale, clip_norm=0.1)).check
-    assert (check.verdict, check.steps, check.granted) == (Verdict.EQUAL, 4, 0)
+    assert (check.verdict, check.steps) == (Verdict.EQUAL, 4)
 
 
 def test_lost_randomness_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -613,6 +568,17 @@ def test_memory_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(reference, "available_bytes", lambda: 10_000)
     assert "are free; a smaller example batch would do" in reason(step(), Skip.MEMORY)
+
+
+def test_a_step_that_fits_but_not_in_float64_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memplan.api.capture import reference
+
+    free = iter([10**12])
+    monkeypatch.setattr(reference, "available_bytes", lambda: next(free, 1_000))
+    check = memplan.capture(step(adamw)).check
+    assert (check.verdict, check.own_error) == (Verdict.EQUAL, None)
+    (said,) = check.not_checked
+    assert said.startswith("how much PyTorch itself rounds: in float64 it needs about ")
 
 
 def test_a_graph_that_the_runtime_cannot_run_is_said() -> None:

@@ -90,7 +90,6 @@ ROWS: dict[str, tuple[tuple[int, ...], Rows]] = {
                 for p in (1.0, 2.0, 3.0)
             ),
             lambda t: torch.cdist(t, t.flip(1) + 0.1, p=float("inf")),
-            F.pdist,
         ),
     ),
     "scattered": (

@@ -869,6 +869,8 @@ REFUSED: dict[str, tuple[Any, Step, str]] = {
     "a view of it": (Net, a_view_changed_behind_autograds_back, rf"detach\(\).*{LINE}"),
     "thawed": (with_a_frozen_weight, thawed, "requires_grad_"),
     "sequences": (Net, sequences, "ctc_loss"),
+    "drawn slopes": (Net, lambda m, x: F.rrelu(m.a(x), training=True).sum(), "rrelu"),
+    "pairs": (Net, lambda m, x: F.pdist(m.a(x)).sum(), "pdist"),
     "limited": (
         Net,
         lambda m, tokens: F.embedding(tokens, m.rows.weight, max_norm=1.0).sum(),
@@ -925,7 +927,6 @@ DRAWS: dict[str, Step] = {
     "dropout_of_a_constant": lambda m, x: (
         (m.a(x) * F.dropout(torch.ones(6, 1), 0.5)).square().mean()
     ),
-    "slopes": lambda m, x: F.rrelu(m.a(x), 0.1, 0.9, training=True).square().mean(),
     "mixed": mixed,
     "without_replacement": without_replacement,
     "policy": policy,

@@ -76,34 +76,31 @@ def along_the_other_axis(ctx: Context) -> Gradients:
     return (ctx.y * (ctx.dy - ctx.sum(ctx.dy * ctx.y, [0])),)
 
 
-PLANTED: dict[str, tuple[str, Callable[[Context], Gradients], str, str]] = {
-    "a sign": ("Sub", lambda ctx: (ctx.dy, lambda: ctx.dy), "w2", "Sub 'apart'"),
-    "a transposed factor": ("MatMul", transposed, "w2", "MatMul 'second'"),
+PLANTED: dict[str, tuple[str, Callable[[Context], Gradients], str]] = {
+    "a sign": ("Sub", lambda ctx: (ctx.dy, lambda: ctx.dy), "w2"),
+    "a transposed factor": ("MatMul", transposed, "w2"),
     "a broadcast that is not summed": (
         "Add",
         lambda ctx: (ctx.dy, lambda: ctx.slice(ctx.dy, [0], [1], [0])),
         "bias1",
-        "Add 'bias'",
     ),
-    "a dropped term": ("Mul", half_of_product, "w1", "Mul 'twice'"),
-    "a scale": ("Gemm", scaled, "w1", "Gemm 'first'"),
-    "no mask": ("Dropout", lambda ctx: (ctx.dy * (1 / 0.75),), "w1", "Dropout 'drop'"),
-    "an axis": ("Softmax", along_the_other_axis, "w2", "Softmax 'soft'"),
-    "zero": ("Relu", lambda ctx: (ctx.dy - ctx.dy,), "w1", "Relu 'relu'"),
-    "not a number": ("Relu", lambda ctx: (ctx.dy / (ctx.dy - ctx.dy),), "w1", "Relu 'relu'"),
+    "a dropped term": ("Mul", half_of_product, "w1"),
+    "a scale": ("Gemm", scaled, "w1"),
+    "no mask": ("Dropout", lambda ctx: (ctx.dy * (1 / 0.75),), "w1"),
+    "an axis": ("Softmax", along_the_other_axis, "w2"),
+    "zero": ("Relu", lambda ctx: (ctx.dy - ctx.dy,), "w1"),
+    "not a number": ("Relu", lambda ctx: (ctx.dy / (ctx.dy - ctx.dy),), "w1"),
 }
 
 
 @pytest.mark.parametrize("case", PLANTED)
-def test_a_wrong_rule_is_found_and_named(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    op, rule, tensor, node = PLANTED[case]
+def test_a_wrong_rule_is_found(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    op, rule, tensor = PLANTED[case]
     memplan.grad(network(), "loss")
     plant(monkeypatch, op, rule)
     with pytest.raises(GradientsDifferError) as caught:
         memplan.grad(network(), "loss")
-    wrong = {each.tensor: each for each in caught.value.check.wrong}
-    assert tensor in wrong
-    assert node in str(caught.value)
+    assert tensor in {each.tensor for each in caught.value.check.wrong}
     assert caught.value.exit_code == 1
 
 
@@ -165,9 +162,7 @@ def test_a_graph_with_gradients_is_not_broken_where_its_forward_graph_does_not_r
         { b = Reshape(x, shape) loss = ReduceSum<keepdims = 0>(b) }"""
     training = parse(text.replace("float loss", "float loss, float[4,6] grad"))
     training.graph.node.append(helper.make_node("MatMul", ["x", "x"], ["grad"]))
-    problem = Differentiated(
-        parse(text), training, {"loss": None}, {"x": "grad"}, Path(), {}, pytest.fail
-    )
+    problem = Differentiated(parse(text), training, {"loss": None}, {"x": "grad"}, Path(), {})
     with pytest.raises(NotComparableError, match="the forward graph does not run"):
         gradient_check._compared(problem)
 
@@ -188,7 +183,7 @@ def test_gradients_before_clipping_and_scaling_are_checked(
     assert made.check is not None
     assert (made.check.verdict, made.check.gradients, made.check.draws) == ("equal", 3, 1)
     plant(monkeypatch, "MatMul", transposed)
-    with pytest.raises(GradientsDifferError, match="MatMul 'second'"):
+    with pytest.raises(GradientsDifferError, match="that of 'w2'"):
         memplan.grad(network(), memplan.GradOptions("loss", **options))  # type: ignore[arg-type]
 
 

@@ -137,7 +137,7 @@ KEPT: list[tuple[Callable[[], Any], str, str, str]] = [
     (lambda: None, "m.norm.eval()", "m.norm(x).sum()", "'model.norm.training'"),
     (lambda: None, "m.norm.eps *= 100", "m.norm(x).sum()", "'model.norm.eps'"),
     (lambda: itertools.count(1), "", "next(m.kept)", "'model.kept'"),
-    (lambda: itertools.cycle([1.0, 1.0, 2.0]), "", "next(m.kept)", "'model.kept'"),
+    (lambda: iter([1.0, 1.0, 2.0, 2.0]), "", "next(m.kept)", "'model.kept'"),
     (_warming, "", "next(m.kept)", "model.kept"),
     (lambda: random.Random(0), "", "m.kept.random()", "'model.kept'"),
     (lambda: np.random.default_rng(0), "", "m.kept.random()", "'model.kept'"),

@@ -163,16 +163,6 @@ def _write(done: Finished, target: Path | None, force: bool) -> Path | None:
 def _step(given: object, changes: Mapping[str, Any]) -> tuple[TorchStep, str]:
     """The step that is given, with some of its settings changed, and what it is called."""
     if isinstance(given, str):
-        # Before the user's folder is on the import path: a random.py there is not for PyTorch.
-        from memplan.api.capture import (  # noqa: F401
-            captured_file,
-            checker,
-            reference,
-            step_gradients,
-            update_check,
-        )
-        from memplan.pytorch import reading  # noqa: F401
-
         path, name = split_target(given)
         returned = returned_by(path, name)
         try:
@@ -239,8 +229,7 @@ def _kept_beside(reference: Reference, hint: str) -> str:
 
 def _built(reading: Reading, wanted: _Wanted) -> _Built:
     from memplan.api.capture.captured_file import finish
-    from memplan.api.capture.step_gradients import differentiated
-    from memplan.api.capture.update_check import sink_maker
+    from memplan.api.capture.step_gradients import differentiated, sink_maker
 
     exported = reading.forward()
     make_sink = sink_maker(reading.optimizer, reading.treatment, reading.averages)
@@ -283,7 +272,7 @@ def _answer(
     data: Path | None,
     source: str,
 ) -> Capture:
-    from memplan.api.capture.update_check import scale_of
+    from memplan.api.capture.step_gradients import scale_of
     from memplan.api.grad.notes import notes_on_holding
 
     done, optimizer, scale = built.done, reading.optimizer, scale_of(reading.treatment)

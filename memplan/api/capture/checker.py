@@ -20,6 +20,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,12 +36,10 @@ from memplan.api.capture.compare_steps import (
     Values,
     compare,
 )
-from memplan.api.capture.doubts import Doubts
 from memplan.api.capture.later_steps import CAUSE, LATER, LaterSteps
 from memplan.api.capture.reference import Reference, Taken
-from memplan.api.capture.step_gradients import Trained
+from memplan.api.capture.step_gradients import Trained, scale_of
 from memplan.api.capture.trial import CannotRunError, Ran, Trial
-from memplan.api.capture.update_check import scale_of
 from memplan.autodiff.optimizers.scaling import LossScale
 from memplan.autodiff.optimizers.updates import Updates
 from memplan.ir.roles import LOSS_SCALE, Role
@@ -94,10 +93,7 @@ class _Comparison:
         self.rounding: float | None = None
         self.loss_scale: LossScale | None = None
         self.sink = trained.sink
-        self.granted: list[Difference] = []
-        self.causes: tuple[str, ...] = ()
-        self.said: list[str] = []
-        self.doubts = Doubts(reference, self._ran, self._sides)
+        self.ties: set[str] = set()
         self.later = LaterSteps(reference)
         self.renewed_twice: tuple[str, ...] = ()
 
@@ -116,6 +112,8 @@ class _Comparison:
         if not lost and reference.unsteady:
             lost = f"{reference.unsteady} is another each time that the same step is run"
             cause = "what it reads outside of PyTorch and Python's objects is lost in a graph"
+            if self.later.changed:  # and cannot be put back: an iterator
+                lost, cause = self.later.with_names(lost), CAUSE
         if lost:
             self.found.differences.append(Difference("draws", lost, float("inf"), 0.0, 1))
             return self._answer(0, causes=(cause,))
@@ -132,7 +130,7 @@ class _Comparison:
             if self.found.differences:
                 return self._answer(step, causes=self._causes(step, values, taken))
             if twin is not None:
-                self._hold_update(step, twin, ran)
+                self._hold_update(step, twin, values, ran)
             self._hold_averages(step, values, ran)
             if self.found.differences:
                 return self._answer(step)
@@ -160,19 +158,6 @@ class _Comparison:
         seconds = self._eager_seconds() + (twin.seconds if twin is not None else 0.0)
         state_bytes = twin.state_bytes if twin is not None else 0
         return self._answer(step, seconds, ran.seconds, state_bytes)
-
-    def _is_of_earlier_steps(
-        self, step: int, taken: Taken, values: Mapping[str, Array], ran: Ran
-    ) -> bool:
-        """Whether a step that differs would not, if earlier ones had left nothing in Python; not to
-        be known where an iterator has moved on, of which no step finds what another did."""
-        if self.later.lost or not self.later.changed or step == 1:
-            return bool(self.later.lost)
-        try:
-            outcome = self.later.as_first(step, self._own(values))
-        except Exception:
-            return False
-        return not self._held(step, replace(taken, outcome=outcome, exact=None), ran).differences
 
     def _renewed_once(
         self,
@@ -203,7 +188,7 @@ class _Comparison:
         for parameter in (*last.values(), ""):
             step += 1
             ran = self.trial.run(values, outcome.draws, infinite=parameter)
-            self._hold_update(step, twin, ran)
+            self._hold_update(step, twin, values, ran)
             self._hold_averages(step, values, ran)
             if self.found.differences:
                 break
@@ -237,7 +222,6 @@ class _Comparison:
             update_error=max(updates, default=None),
             steps=steps,
             draws=len(reference.first.draws),
-            granted=len({each.name for each in self.granted}),
             not_checked=self._not_checked(self.rounding) if steps else (),
             differences=tuple(
                 replace(each, place=self.reading.place_of(each.name))
@@ -257,21 +241,18 @@ class _Comparison:
                 f"{counted(len(hidden), 'gradient')} that the graph has in no tensor of its own, "
                 f"as that of '{hidden[0]}'"
             )
-        if own is None:
-            texts.append("how much PyTorch itself rounds: the step does not run in float64")
-        texts += self.said
+        if self.reference.why_not_exact:
+            texts.append(f"how much PyTorch itself rounds: {self.reference.why_not_exact}")
+        if self.ties:
+            texts.append(
+                f"which of equal elements {listed(sorted(self.ties), 3)} takes: PyTorch does not "
+                "specify it, the graph takes those with the lowest indices"
+            )
         if self.found.empty:
             names = listed([f"'{name}'" for name in sorted(self.found.empty)], 3)
             of = counted(len(self.found.empty), "tensor")
             texts.append(f"{of} of which PyTorch has no finite entry: {names}")
-        if self.granted:
-            worst = max(self.granted, key=lambda each: each.error)
-            texts.append(
-                f"{counted(len({each.name for each in self.granted}), 'tensor')} off by more than "
-                f"usual rounding, most '{worst.name}' by {worst.error:.1g}: with weights that are "
-                "a millionth off, the difference is another one"
-            )
-        elif own is not None and own > DOUBTFUL:
+        if own is not None and own > DOUBTFUL:
             texts.append(f"more than a rough sum: PyTorch's own gradients are off by {own:.0%}")
         if self.renewed_twice:
             texts.append(
@@ -320,14 +301,9 @@ class _Comparison:
         if once is not None:
             self.renewed_twice = tuple(each.name for each in found.differences)
             found = once
-        if found.differences and self._is_of_earlier_steps(step, taken, values, ran):
+        if found.differences and step > 1 and self.later.changed:
             found.differences.insert(0, self.later.blamed(step))
-        elif found.differences:
-            judged = self.doubts.judged(step, step - 1, values, ran, found.differences)
-            found.differences = list(judged.differences)
-            self.granted += judged.granted
-            self.causes = judged.causes
-            self.said += [judged.said] if judged.said else []
+        self.ties.update(taken.outcome.ties)
         self.found.join(found)
 
     def _held(self, step: int, taken: Taken, ran: Ran) -> Compared:
@@ -345,7 +321,7 @@ class _Comparison:
         }
         exact = {} if taken.exact is None else self._values(taken.exact)
         exact = {key: tensor for key, tensor in exact.items() if key in wanted}
-        return {key: self._graphs(key, ran) for key in wanted}, wanted, exact
+        return partial(self._graphs, ran), wanted, exact
 
     def _values(self, outcome: EagerStep) -> Values:
         """What PyTorch gives; a gradient that the graph has and PyTorch has not is 0."""
@@ -367,7 +343,7 @@ class _Comparison:
             return name not in self.averages
         return step == 1 and not bool((self.reading.tensors[name] == after).all())
 
-    def _graphs(self, key: tuple[str, str], ran: Ran) -> Any:
+    def _graphs(self, ran: Ran, key: tuple[str, str]) -> Any:
         """The graph's tensor; gradients are those of the loss as it is."""
         kind, name = key
         if kind == "gradient":
@@ -378,10 +354,10 @@ class _Comparison:
             return ran.outputs[self.new[name]] if name in self.new else self.reading.tensors[name]
         return ran.outputs[name].reshape(()) if kind == "loss" else ran.outputs[name]
 
-    def _hold_update(self, step: int, twin: Twin, ran: Ran) -> None:
+    def _hold_update(self, step: int, twin: Twin, values: Mapping[str, Array], ran: Ran) -> None:
         """New parameters and state, beside those of PyTorch's optimizer."""
         gradients = {p: as_tensor(ran.outputs[n]) for p, n in self.trial.gradients.items()}
-        before = {("parameter", n): twin.parameters[n].detach().clone() for n in gradients}
+        before = {("parameter", name): values[name] for name in gradients}
         wanted = {
             ("parameter" if name in gradients else "state", name): tensor
             for name, tensor in twin.step(gradients, list(gradients)).items()
@@ -396,10 +372,10 @@ class _Comparison:
         self, step: int, wanted: Mapping[tuple[str, str], Any], ran: Ran, tolerance: UpdateTolerance
     ) -> None:
         """What the next step begins with."""
-        found = {
-            key: ran.outputs[self.new[key[1]]].reshape(tuple(value.shape))
-            for key, value in wanted.items()
-        }
+
+        def found(key: tuple[str, str]) -> Any:
+            return ran.outputs[self.new[key[1]]].reshape(tuple(wanted[key].shape))
+
         self.found.join(compare(step, (found, wanted, {}), tolerance))
 
     def _counts(self, twin: Twin) -> dict[tuple[str, str], Any]:
@@ -434,8 +410,6 @@ class _Comparison:
         """What probably made the differences; nothing is said where that is not found out."""
         if any(each.kind == LATER for each in self.found.differences):
             return (CAUSE,)
-        if self.causes:
-            return self.causes
         try:
             plain = self._held(step, taken, self._ran(values, taken.outcome, optimized=False))
         except Exception:  # whatever it is: the differences stand

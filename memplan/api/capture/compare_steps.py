@@ -8,13 +8,12 @@ the same step in float64 shows what its own float32 (or float16) is off by. A te
 - what PyTorch's gradients are off by in the middle (the median, relative to their largest entries),
 
 or by so many units of float32 in its largest entry as kernels that add up in plain float32 were
-seen to be off by (:data:`UNITS`), whichever is most. What is off by more is looked at again
-(:mod:`memplan.api.capture.doubts`).
+seen to be off by (:data:`UNITS`), whichever is most. What is off by more differs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -31,8 +30,9 @@ Key = tuple[str, str]
 """The kind of a tensor, and its name."""
 Values = Mapping[Key, Any]
 """Tensors of PyTorch, or arrays of the runtime."""
-Sides = tuple[Values, Values, Values]
-"""Of one step: the graph's tensors, PyTorch's, and its exact ones as far as there are any."""
+Sides = tuple[Callable[[Key], Any], Values, Values]
+"""Of one step: what gives the graph's tensors, one at a time: all in float64 are twice the model;
+PyTorch's, and its exact ones as far as there are any."""
 FACTOR = 8.0
 GRADIENT_UNITS, UNITS = 2.0**13, 2.0**10
 """In float32, of the largest entry: 1e-3 for gradients, 1e-4 for the loss and what else a step
@@ -164,7 +164,7 @@ def compare(step: int, sides: Sides, tolerance: Tolerance) -> Compared:
     found, wanted, exact = sides
     result = Compared()
     for key, given in wanted.items():
-        want, got = numbers(given), numbers(found[key])
+        want, got = numbers(given), numbers(found(key))
         right = numbers(exact[key]) if key in exact else want
         whole = want.dtype.kind != "f"
         apart, scale = distance(got, want, right), max(largest_of(right), largest_of(want))
@@ -180,19 +180,6 @@ def compare(step: int, sides: Sides, tolerance: Tolerance) -> Compared:
         if not whole and scale > tolerance.noise(key[0]):
             result.note(key, error)
     return result
-
-
-def gaps(sides: Sides) -> dict[Key, Array]:
-    """The graph's tensors less PyTorch's; 0 where that is no number."""
-    found, wanted, exact = sides
-    apart = {}
-    for key in wanted:
-        got, right = numbers(found[key]), numbers(exact.get(key, wanted[key]))
-        if got.shape == right.shape:
-            with np.errstate(invalid="ignore"):
-                gap = got.astype(np.float64) - right.astype(np.float64)
-            apart[key] = np.where(np.isfinite(gap), gap, 0.0)
-    return apart
 
 
 def unlike(one: EagerStep, other: EagerStep) -> str:

@@ -16,9 +16,8 @@ from memplan.api.capture.capture_check import Difference
 from memplan.api.capture.compare_steps import unlike
 from memplan.api.capture.reference import Reference, Taken
 from memplan.errors import ModelError
-from memplan.pytorch.eager import EagerStep
+from memplan.pytorch.eager import EagerStep, other_batch
 from memplan.pytorch.hidden_state import Counter, counters
-from memplan.pytorch.other_batches import other_batch
 from memplan.pytorch.torch_errors import reason_of
 from memplan.pytorch.values import as_array
 from memplan.units import listed
@@ -57,11 +56,6 @@ class LaterSteps:
         first, *others = self.states
         return tuple(dict.fromkeys(path for each in others for path in first.changed(each)))
 
-    @property
-    def lost(self) -> tuple[str, ...]:
-        """What cannot be put back: an iterator, which went on while the step was traced."""
-        return self.states[0].lost(self.states[1])
-
     def take(self, number: int, values: Mapping[str, Any]) -> Taken | Difference:
         """The next step, on another batch; what keeps PyTorch from it is a difference.
 
@@ -97,20 +91,7 @@ class LaterSteps:
             text = f"other random numbers are drawn in step {number} than in the first"
         if not text:
             return taken
-        return Difference(LATER, self._with_names(text), math.inf, 0.0, number)
-
-    def as_first(self, number: int, values: Mapping[str, Any]) -> EagerStep:
-        """The last step once more, from what the first one found in Python.
-
-        Raises:
-            Exception: the step does not run so.
-        """
-        found, batch = self.eager.state, self.eager.batch
-        self.eager.go_to(self.states[0], batch)
-        try:
-            return self._again(number, values)
-        finally:
-            self.eager.go_to(found, batch)
+        return Difference(LATER, self.with_names(text), math.inf, 0.0, number)
 
     def run_once(self, number: int, values: Mapping[str, Any]) -> EagerStep:
         """The last step once more, without running anew what is checkpointed.
@@ -118,22 +99,15 @@ class LaterSteps:
         Raises:
             Exception: the step does not run so.
         """
-        return self._again(number, values, marked=True)
-
-    def _again(self, number: int, values: Mapping[str, Any], marked: bool = False) -> EagerStep:
-        drawn = bool(self.reference.first.draws)
-        return self.eager.run(number - 1, values, draws=drawn, marked=marked)
+        return self.eager.run(number - 1, values, marked=True)
 
     def blamed(self, number: int) -> Difference:
-        """That a step differs for what was changed before it."""
-        text = (
-            f"step {number} is not what was traced"
-            if self.lost
-            else f"step {number} is not what the first is"
-        )
-        return Difference(LATER, self._with_names(text), math.inf, 0.0, number)
+        """That a step differs where something was changed before it."""
+        text = self.with_names(f"step {number} is not what the first is")
+        return Difference(LATER, text, math.inf, 0.0, number)
 
-    def _with_names(self, text: str) -> str:
+    def with_names(self, text: str) -> str:
+        """A text with what steps change."""
         return f"{text}: steps change {quoted(self.changed)}" if self.changed else text
 
     def ahead(self) -> Difference | None:
@@ -155,7 +129,7 @@ class LaterSteps:
         try:
             for each in found:
                 each.write(each.value + each.by * (number - 1 - taken))
-            outcome = self.eager.run(draws=bool(self.reference.first.draws))
+            outcome = self.eager.run()
         except Exception as error:
             self.eager.go_to(self.states[-1])
             self.said.append(

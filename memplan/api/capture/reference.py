@@ -24,6 +24,11 @@ from memplan.units import format_bytes
 
 _FREE_SHARE = 0.8
 """Of the memory that is free: what a check may need."""
+_STEP_SHARE = 1.5
+"""What PyTorch's step takes, of what the graph is predicted to: it keeps more."""
+_COPIES = 8
+"""How often as much as the model is held at once: gradients of two steps, an optimizer with its
+state, new values of the graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +49,11 @@ class Reference:
         self.reading = reading
         self.eager = Eager(reading.prepared, reading.state)
         self._after_first = reading.state
-        self._in_float64 = True
+        self.why_not_exact = ""
 
     def require_room(self, peak_bytes: int) -> None:
-        """Check that there is something to compute with, and memory for it.
+        """Check that there is something to compute with, and memory for it. The step in float64
+        may take more, and is left out where that is not there.
 
         Args:
             peak_bytes: what the captured graph is predicted to take.
@@ -57,8 +63,7 @@ class Reference:
         """
         if not self.eager.has_values:
             raise NotComparableError(Skip.NO_VALUES, "the model has no values (meta device)")
-        # PyTorch's step in float64, beside the model itself.
-        needed = 2 * max(peak_bytes, 3 * self.eager.resident_bytes)
+        needed = int(_STEP_SHARE * peak_bytes) + _COPIES * self.eager.resident_bytes
         free = available_bytes()
         if free and needed > _FREE_SHARE * free:
             raise NotComparableError(
@@ -79,8 +84,6 @@ class Reference:
         found = self.run(watched=True, advance=True)
         self._after_first = self.eager.state
         self.eager.go_to(self.reading.state)
-        # An iterator cannot be turned back: no step is taken twice then.
-        self._in_float64 = not self.reading.state.lost(self._after_first)
         if not np.isfinite(found.loss):
             raise NotComparableError(
                 Skip.LOSS, f"PyTorch's own loss is {found.loss} on the example batch"
@@ -146,7 +149,7 @@ class Reference:
         same state; or nothing."""
         first = self.first
         self.eager.go_to(self.reading.state)
-        return unlike(first, self.run(draws=bool(first.draws))) if self._in_float64 else ""
+        return unlike(first, self.run())
 
     def begin(self) -> Taken:
         """The step on the values that are there."""
@@ -154,20 +157,15 @@ class Reference:
         self.eager.go_to(self.reading.state)
         return self._beside_exact(first, 0, {})
 
-    def taken(self, number: int, values: Mapping[str, Any]) -> Taken:
-        """The step on other values, from what it finds in Python.
+    def advanced(self, number: int, values: Mapping[str, Any]) -> tuple[Taken, HiddenState]:
+        """The step on other values, and what it leaves in Python; nothing of that is there yet.
 
         Args:
             number: tells its draws from those of other steps.
             values: parameters and buffers by name.
         """
-        outcome = self.run(number, values, draws=bool(self.first.draws))
-        return self._beside_exact(outcome, number, values)
-
-    def advanced(self, number: int, values: Mapping[str, Any]) -> tuple[Taken, HiddenState]:
-        """The same, and what the step leaves in Python; nothing of that is there yet."""
         before, batch = self.eager.state, self.eager.batch
-        outcome = self.run(number, values, draws=bool(self.first.draws), advance=True)
+        outcome = self.run(number, values, advance=True)
         after = self.eager.state
         self.eager.go_to(before, batch)
         return self._beside_exact(outcome, number, values), after
@@ -178,11 +176,19 @@ class Reference:
         return Taken(outcome, exact, Tolerance(outcome.values, right, self.reading.narrowest))
 
     def _exact(self, number: int, values: Mapping[str, Any]) -> EagerStep | None:
-        if self._in_float64:
+        """The step in float64, unless it does not run so or there is no room for it."""
+        needed = 2 * (self.first.peak_bytes + self.eager.resident_bytes)
+        free = available_bytes()
+        if free and needed > _FREE_SHARE * free:
+            self.why_not_exact = (
+                f"in float64 it needs about {format_bytes(needed)}, and {format_bytes(free)} are "
+                "free"
+            )
+        if not self.why_not_exact:
             try:
                 return self.eager.run(number, values, wide=True)
             except Exception:
-                self._in_float64 = False
+                self.why_not_exact = "the step does not run in float64"
         return None
 
     def twin(self, scale: LossScale | None) -> Twin | None:

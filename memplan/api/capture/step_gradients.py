@@ -1,9 +1,11 @@
-"""From an exported graph to a training graph, without weights."""
+"""From an exported graph to a training graph without weights, which updates as the user's optimizer
+does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import onnx
 
@@ -13,8 +15,17 @@ from memplan.autodiff.counter_dropouts import Counted, CounterDropout, from_coun
 from memplan.autodiff.finished_graph import finished
 from memplan.autodiff.forward.annotate import flat_copy
 from memplan.autodiff.forward.expand import emitter_for
+from memplan.autodiff.optimizers.averages import Following
+from memplan.autodiff.optimizers.formulas import KINDS
+from memplan.autodiff.optimizers.optimizer import Member
+from memplan.autodiff.optimizers.scaling import DynamicScale, LossScale, parse_loss_scale
+from memplan.autodiff.optimizers.updates import Updates
+from memplan.errors import UsageError
 from memplan.proto.surrogates import without_surrogates
+from memplan.pytorch.average import Averages
+from memplan.pytorch.scaler import Treatment
 from memplan.pytorch.torch_errors import nothing_trained
+from memplan.pytorch.torch_optimizer import Group, OptimizerSettings
 from memplan.shapes.tensor_type import TensorType
 
 Sink = Callable[[Collection[str], Mapping[str, TensorType]], GradientSink]
@@ -57,3 +68,73 @@ def differentiated(
     without_surrogates(built)
     counted = from_counter(built, counter)
     return Trained(finished(counted.model, portable=portable), wrt, sink, counted)
+
+
+def sink_maker(
+    settings: OptimizerSettings | None,
+    treatment: Treatment,
+    averages: Averages | None = None,
+) -> Sink:
+    """What is to take the gradients: the update of the settings, or outputs.
+
+    Args:
+        settings: those of the optimizer.
+        treatment: what is done to gradients first.
+        averages: the averages of the weights that the update renews, too.
+
+    Raises:
+        UsageError: the scaler has settings with which it does not do what it is for.
+    """
+    scale = scale_of(treatment)
+    following = None if averages is None else Following(averages.decay, averages.sources)
+
+    def made(parameters: Collection[str], types: Mapping[str, TensorType]) -> GradientSink:
+        if settings is None:
+            return GradientSink()
+        members = members_by_group(settings, parameters, treatment)
+        return Updates(members, types, scale=scale, averages=following)
+
+    return made
+
+
+def scale_of(treatment: Treatment) -> LossScale | None:
+    """The loss scale that a step asks for, or None.
+
+    Raises:
+        UsageError: an option has a value that it cannot have.
+    """
+    options = treatment.scale
+    if options is None or isinstance(options, str):
+        return parse_loss_scale(options or "none")
+    whole = ("growth_interval", "growth_tracker")
+    given: dict[str, Any] = {k: int(v) if k in whole else float(v) for k, v in options.items()}
+    return DynamicScale(**given)
+
+
+def members_by_group(
+    settings: OptimizerSettings, parameters: Collection[str], treatment: Treatment
+) -> dict[str, Member]:
+    """How each of these parameters is updated.
+
+    Raises:
+        UsageError: the update counts steps, and some parameter has taken fewer than others.
+    """
+    fresh = sorted(settings.fresh.intersection(parameters)) if settings.step > 1 else ()
+    if fresh:
+        raise UsageError(
+            f"the optimizer has taken steps, but none of '{fresh[0]}'"
+            + (f" and {len(fresh) - 1} more" if len(fresh) > 1 else ""),
+            "a captured step counts one for all; begin with a fresh optimizer",
+        )
+    clipping = {"clip_norm": treatment.clip_norm, "clip_value": treatment.clip_value}
+    made: dict[Group, Member] = {}
+    found = {}
+    for name in parameters:
+        group = settings.groups[name]
+        if group not in made:
+            options: dict[str, Any] = {"lr": settings.lr, **dict(group.options), **clipping}
+            # A scaler skips the step of an optimizer for its own gradients.
+            owner = group.owner if treatment.scale is not None else 0
+            made[group] = Member(KINDS[group.kind](**options), group.factor, owner=owner)
+        found[name] = made[group]
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -67,8 +67,6 @@ class Differentiated:
         gradients: what by → the tensor of ``training`` that is the gradient.
         path: the model beside which weights in other files lie.
         dims: sizes of symbolic dimensions, as far as they are given.
-        differentiate: makes the graph with the gradient of one further tensor, and says which
-            tensor that is.
     """
 
     forward: onnx.ModelProto
@@ -77,7 +75,6 @@ class Differentiated:
     gradients: Mapping[str, str]
     path: Path
     dims: Mapping[str, int]
-    differentiate: Callable[[str], tuple[onnx.ModelProto, dict[str, str]]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,18 +15,17 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class WrongGradient:
-    """A gradient that is not the derivative: of which tensor, off by how much of its size (infinite
-    where the graph does not give it), and the forward node whose gradient is probably wrong."""
+    """A gradient that is not the derivative: of which tensor, and off by how much of its size
+    (infinite where the graph does not give it)."""
 
     tensor: str
     error: float
-    node: str = ""
 
     @property
     def text(self) -> str:
         """In a sentence."""
         off = f"off by {self.error:.2g} of its size" if isfinite(self.error) else "not a number"
-        return f"that of '{self.tensor}' is {off}" + (f" ({self.node})" if self.node else "")
+        return f"that of '{self.tensor}' is {off}"
 
 
 @dataclass(frozen=True, slots=True)

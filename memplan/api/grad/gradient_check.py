@@ -50,8 +50,7 @@ from memplan.api.grad.check_outcome import (
     require_equal,
     skipped,
 )
-from memplan.api.grad.wrong_node import find_wrong_node
-from memplan.autodiff.backward import GradientSink, Request, build_gradients
+from memplan.autodiff.backward import GradientSink, Request
 from memplan.autodiff.finished_graph import finished
 from memplan.errors import MemplanError, RuntimeUnavailableError
 from memplan.ir.roles import LOSS_SCALE
@@ -115,19 +114,13 @@ def checked(
         GradientsDifferError: they are not its gradients.
     """
     seeds = request.grad_ys or (None,) * len(request.ys)
-
-    def differentiate(name: str) -> tuple[onnx.ModelProto, dict[str, str]]:
-        further = GradientSink()
-        made = build_gradients(flat, replace(request, xs=(name,)), further)
-        return finished(made), {name: next(iter(further.gradients))}
-
     try:
         forward = finished(copied(flat))
     except MemplanError as error:
         return skipped(error.message)
     ys = dict(zip(request.ys, seeds, strict=True))
     taken = {**sink.taken, **{x: output for output, x in sink.gradients.items()}}
-    problem = Differentiated(forward, training, ys, taken, path, dims, differentiate)
+    problem = Differentiated(forward, training, ys, taken, path, dims)
     found = check_gradients(problem)
     require_equal(found)
     return found
@@ -438,28 +431,18 @@ class Comparison:
 
     # -- what is wrong -----------------------------------------------------------------------------
 
-    def is_wrong(self, x: str) -> float:
+    def _is_wrong(self, x: str) -> float:
         """How far the gradient of one tensor is off; 0 where it is right."""
         off = self.off((x,), 1000) or 0.0
         return off if off > self.measure.tolerance and self._persists((x,), 1000) else 0.0
 
     def _wrong(self) -> tuple[WrongGradient, ...]:
         """All tensors whose gradient is wrong, the worst first."""
-        errors = {x: self.is_wrong(x) for x in self.gradients}
+        errors = {x: self._is_wrong(x) for x in self.gradients}
         found = sorted((x for x in errors if errors[x]), key=lambda x: -errors[x])
         if not found:
             return (WrongGradient("all tensors together", math.nan),)
-        node = find_wrong_node(self.problem, self.at, found[0], self._is_wrong_at)
-        return tuple(
-            WrongGradient(x, errors[x], node if k == 0 else "") for k, x in enumerate(found)
-        )
-
-    def _is_wrong_at(self, training: onnx.ModelProto, taken: dict[str, str], t: str) -> bool:
-        """Whether the gradient of another tensor is wrong, in a graph that has it."""
-        problem = replace(self.problem, training=training, gradients=taken)
-        other = Comparison(problem, self.at, taken)
-        other.begin(self.pair.precision == "float64")
-        return bool(other.is_wrong(t))
+        return tuple(WrongGradient(x, errors[x]) for x in found)
 
     def _answer(self, error: float, wrong: Sequence[WrongGradient]) -> GradientCheck:
         hidden = [x for x in self.problem.gradients if x not in self.gradients]

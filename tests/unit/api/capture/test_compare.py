@@ -38,7 +38,7 @@ def compared(
     got: Any, first: Any, exact: Any, tolerance: Tolerance, kind: str = "gradient"
 ) -> Compared:
     got, first, exact = (of_kind(kind, held) for held in (got, first, exact))
-    return compare(1, (got, first, exact), tolerance)
+    return compare(1, (got.__getitem__, first, exact), tolerance)
 
 
 def held(found: float, own: float = 0.0, name: str = "a") -> list[Difference]:

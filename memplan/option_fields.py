@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from functools import wraps
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
@@ -21,7 +20,6 @@ from memplan.units import SizeSpec, did_you_mean, parse_budget, parse_size
 
 _MOST_OF_ANY = 2**63 - 1  # where numbers of steps, sizes of ONNX and compiled code end
 _MOST_LIKELY_PERCENT = 100
-_T = TypeVar("_T", bound=Callable[..., Any])
 _C = TypeVar("_C", bound=type)
 
 
@@ -74,28 +72,6 @@ def with_help(kind: _C) -> _C:
     rows = [f"    {name}: {found.option.help}\n" for name, found in declared(kind).items()]
     kind.__doc__ = f"{(kind.__doc__ or '').rstrip()}\n\n{''.join(rows)}"
     return kind
-
-
-def refuses(**gone: str) -> Callable[[_T], _T]:
-    """Decorates a function, or a dataclass of options, that had further keywords in earlier
-    versions: whoever gives one is told what does the same now (a text for each), by a
-    :class:`UsageError`."""
-
-    def decorated(made: _T) -> _T:
-        target = made.__init__ if isinstance(made, type) else made  # type: ignore[misc]
-
-        @wraps(target)
-        def call(*args: Any, **given: Any) -> Any:
-            for name in given.keys() & gone.keys():
-                raise UsageError(f"{made.__name__} no longer takes {name}", gone[name])
-            return target(*args, **given)
-
-        if not isinstance(made, type):
-            return call  # type: ignore[return-value]
-        made.__init__ = call  # type: ignore[misc]
-        return made
-
-    return decorated
 
 
 def settle(options: object) -> None:

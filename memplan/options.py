@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from memplan.errors import UsageError
-from memplan.option_fields import Options, option, refuses, settle, with_help
+from memplan.option_fields import Options, option, settle, with_help
 from memplan.providers import PROVIDERS
 from memplan.units import SizeSpec
 
@@ -63,12 +63,6 @@ _SECONDS: dict[str, Any] = {"above": 0, "metavar": "S"}
 
 
 @with_help
-@refuses(
-    gap="strategy='search{gap=0.5}'",
-    host_link="device='gh200', or another whose link is as fast",
-    profile="memplan.profile(model).save(path), and costs=path",
-    seed="strategy='search{seed=7}'",
-)
 @dataclass(frozen=True, slots=True)
 class RewriteOptions(Options):
     """How to rewrite. Sizes as in :mod:`memplan.units`; a percentage is of the peak before.
@@ -195,11 +189,6 @@ DEFAULT_PLAN = RewriteOptions(SizeSpec("100%", 1, None), effort=DEFAULT_EFFORT)
 
 
 @with_help
-@refuses(
-    address="memplan.sweep(...) inside joblib.parallel_config(backend='dask')",
-    backend="memplan.sweep(...) inside joblib.parallel_config(backend='dask')",
-    resume="leave it out: every point is computed; give fewer models, sizes or budgets to a call",
-)
 @dataclass(frozen=True, slots=True)
 class SweepOptions(Options):
     """How to plan, and how much at once.
@@ -274,16 +263,7 @@ class ProfileOptions(Options):
     time_limit: float = option("Seconds allowed for all runs together.", 600.0, **_SECONDS)
 
 
-GONE_FROM_GRAD = {
-    "checkpoints": "rewrite the training graph: RewriteOptions(budget, strategy='memory'), "
-    "'speed', 'collection' or 'list{names=a+b}'",
-    "scan_recompute": "rewrite the training graph: RewriteOptions(budget, scan_recompute=...)",
-}
-"""Keywords of earlier versions, and what does it now."""
-
-
 @with_help
-@refuses(**GONE_FROM_GRAD)
 @dataclass(frozen=True, slots=True)
 class GradOptions(Options):
     """How to differentiate.
@@ -335,7 +315,6 @@ class GradOptions(Options):
 
 
 @with_help
-@refuses(accumulate="add up the gradients, outputs of the step, over the batches")
 @dataclass(frozen=True, slots=True)
 class LowerOptions(Options):
     """How to lower."""

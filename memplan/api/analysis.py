@@ -31,7 +31,6 @@ from memplan.shapes.tensor_type import FLOATS
 from memplan.simulate.devices import fallback_notes, fallbacks_json
 from memplan.simulate.explain import Explainer, Live, Stash, TensorClass
 from memplan.simulate.floor import Floor, structural_floor
-from memplan.simulate.narrowing import narrowings
 from memplan.simulate.opened import OpenModel, on_devices
 from memplan.simulate.pattern import LaterRuns, later_runs
 from memplan.simulate.session import SessionKind, session_kind
@@ -231,7 +230,6 @@ class Analysis(Summary):
                 module: sum(stash.nbytes for stash in stashes)
                 for module, stashes in self.stashes_by_module.items()
             },
-            "narrowing": [item.as_json() for item in narrowings(timeline, self.phases)],
             "recurrent": [pair.as_json() for pair in self.recurrent],
             "assumptions": list(self.assumptions),
             "as_loaded": self.as_loaded,

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from memplan.errors import UsageError
-from memplan.option_fields import refuses
 
 _FIELDS = (
     *("model", "loss", "batch", "optimizer", "dynamic"),
@@ -19,7 +18,6 @@ FROZEN = ("constants", "inputs")
 _RETURNS = "return memplan.TorchStep(model, loss, batch, optimizer), or such a tuple or dict"
 
 
-@refuses(buffers="copy them in the loss function, without gradients: to.copy_(of)")
 @dataclass(frozen=True, slots=True)
 class Ema:
     """Exponential moving averages of weights, renewed behind every update:

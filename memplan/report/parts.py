@@ -181,26 +181,13 @@ class TensorSearch:
 
 
 @dataclass(frozen=True, slots=True)
-class Curves:
-    """Pictures of a table, on a page: by title, columns over the column ``x``, with a line for each
-    value of ``by``. Rows that differ in ``apart`` are drawn apart. Columns by their places; where
-    there is no number, the last column says why."""
-
-    table: Table
-    x: int
-    figures: Mapping[str, Sequence[int]]
-    by: int | None
-    apart: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
 class Notes:
     """Assumptions, each told once."""
 
     texts: Iterable[str]
 
 
-Part = str | Line | Table | Timelines | TensorSearch | Curves | Notes
+Part = str | Line | Table | Timelines | TensorSearch | Notes
 
 
 @dataclass(frozen=True, slots=True)

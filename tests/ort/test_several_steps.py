@@ -242,8 +242,3 @@ def test_averages_that_cannot_be_are_refused(ema: Any, says: str) -> None:
     step = memplan.TorchStep(model, agreement, batch, torch.optim.SGD(parameters, 0.1), ema=ema)
     with pytest.raises(UsageError, match=says):
         captured(step)
-
-
-def test_buffers_of_an_average_are_copied_in_the_loss() -> None:
-    with pytest.raises(UsageError, match="Ema no longer takes buffers"):
-        memplan.Ema(0.9, {"teacher": "student"}, buffers="copy")  # type: ignore[call-arg]

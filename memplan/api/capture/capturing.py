@@ -16,7 +16,6 @@ from memplan.api.capture.captured_weights import MOST_EMBEDDED, WeightPlace, emb
 from memplan.api.capture.kernel_support import kernel_notes, require_kernels
 from memplan.autodiff.counter_dropouts import OPERATOR, CounterDropout, parse_dropout
 from memplan.errors import InvalidNodeError, MemplanError, UsageError
-from memplan.option_fields import refuses
 from memplan.proto.edit import copied
 from memplan.proto.paths import as_output
 from memplan.proto.weights import data_file
@@ -57,13 +56,6 @@ class _Built:
     check: Check | None = None
 
 
-@refuses(
-    clip_norm="TorchStep(..., clip_norm=1.0)",
-    clip_value="TorchStep(..., clip_value=0.5)",
-    ema="TorchStep(..., ema=0.999)",
-    loss_scale="TorchStep(..., scaler=1024)",
-    via="leave it out: there is one way to capture",
-)
 def capture(
     step: TorchStep | tuple[object, ...] | Mapping[str, object] | str,
     output: Path | str | None = None,

@@ -31,8 +31,7 @@ from memplan.autodiff.stated_losses import add_loss
 from memplan.autodiff.statistics import Statistics, renew_statistics
 from memplan.errors import ModelError, UsageError
 from memplan.ir.roles import Role
-from memplan.option_fields import refuses
-from memplan.options import GONE_FROM_GRAD, GradOptions
+from memplan.options import GradOptions
 from memplan.proto.edit import copied, drop_named
 from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.proto.paths import as_output
@@ -44,7 +43,6 @@ from memplan.shapes.tensor_type import UNKNOWN, TensorType
 _LOG = logging.getLogger(__name__)
 
 
-@refuses(**GONE_FROM_GRAD)
 def gradients(
     model: onnx.ModelProto | Path | str,
     ys: str | Sequence[str],

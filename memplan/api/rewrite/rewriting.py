@@ -48,7 +48,6 @@ from memplan.api.state_modes import as_recorded, confirmed
 from memplan.deadline import Deadline, now
 from memplan.errors import InfeasibleError, RuntimeUnavailableError, UsageError
 from memplan.ops.float_types import unsupported_kernels, unsupported_notes
-from memplan.option_fields import refuses
 from memplan.options import RewriteOptions, given_options
 from memplan.passes.chunk.asked import NONE as NO_CHUNKS
 from memplan.passes.chunk.asked import parse_chunks
@@ -123,10 +122,6 @@ def rewrite(
     return replace(result, path=shown_path(path))
 
 
-@refuses(
-    dims="leave it out: a plan holds for the sizes that it was made for",
-    strict="leave it out: a plan for another graph is refused",
-)
 def replay(
     path: Model,
     plan: PlanFile | Path | str,

@@ -13,22 +13,22 @@ import json
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
+from math import isfinite
 
 from memplan.api.analysis import ACCOUNTING_VERSION
-from memplan.report.html.figures import curve_sections, number
 from memplan.report.html.module_tree import module_tree
 from memplan.report.html.short_names import escape
 from memplan.report.html.tensor_search import tensor_data
 from memplan.report.html.timelines import timeline_sections
 from memplan.report.parts import (
     Column,
-    Curves,
     Life,
     Line,
     Notes,
     Part,
     Report,
     Row,
+    Spelled,
     Table,
     TensorSearch,
     Timelines,
@@ -91,8 +91,6 @@ def _shown(part: Part, headline: Part, data: dict[str, object]) -> Iterator[str]
         case TensorSearch():
             data["tensors"] = tensor_data(part.analysis)
             yield _asset("tensors.html")
-        case Curves():
-            yield from curve_sections(part)
         case Notes():
             items = "".join(f"<li>{escape(note)}</li>" for note in dict.fromkeys(part.texts))
             if items:
@@ -132,7 +130,7 @@ def _cell(column: Column, value: object) -> str:
         length = value.death - value.birth
         return f'<td class="number" data-value="{length}">{text}{_life(value)}</td>'
     if column.numeric:
-        known = number(value)
+        known = _number(value)
         exact = f' title="{known:,} B"' if column.kind == "bytes" and known is not None else ""
         place = _LAST if known is None else known
         return f'<td class="number" data-value="{place}"{exact}>{text}</td>'
@@ -140,6 +138,12 @@ def _cell(column: Column, value: object) -> str:
         return f'<td><span class="swatch" style="background:var(--{text})"></span>{text}</td>'
     shown = f"<code>{text}</code>" if column.kind == "name" else text
     return f'<td title="{text}">{shown}</td>'
+
+
+def _number(value: object) -> float | None:
+    """What a value is sorted by."""
+    found = value.value if isinstance(value, Spelled) else value
+    return found if isinstance(found, int | float) and isfinite(found) else None
 
 
 def _life(life: Life) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +11,6 @@ import numpy.typing as npt
 from memplan.api.analysis import Analysis
 from memplan.api.diff.graph_changes import common_order
 from memplan.ir.graph import Phase
-from memplan.report.html.figures import size_ticks
 from memplan.report.html.short_names import NameTable, shorten
 from memplan.report.parts import Timelines
 from memplan.simulate.allocation import is_resident
@@ -38,6 +37,7 @@ STACK = (
 _MAX_BANDS = 300
 _HEIGHT = 1000
 _HEADROOM = 1.13
+_GRID_LINES = 6
 _HINT = "drag to zoom, double-click to reset; arrow keys move the cursor"
 _HINT_OF_ONE = f"{_HINT}; click to list what is alive at a step"
 _BAND_WITH_LABEL = 0.055
@@ -137,7 +137,7 @@ def _figure(
     floor, step = analysis.floor_with_workspace_bytes, timeline.peak_with_workspace_step
     peak = timeline.peak_with_workspace_bytes
     below = {name: 100 * value / highest for name, value in (("peak", peak), ("floor", floor))}
-    ticks = [(100 * size / highest, label) for size, label in size_ticks(highest)]
+    ticks = [(100 * size / highest, label) for size, label in _size_ticks(highest)]
     grid = "".join(_rule("grid", percent, count) for percent, _ in ticks)
     tints = "".join(
         f'<rect class="tint" x="{start}" y="0" width="{end - start}" height="{_HEIGHT}" '
@@ -171,6 +171,16 @@ def _figure(
         f'<span style="left:0">step 0</span><span style="left:100%">{count}</span></div></div>'
         f'<ul class="legend">{legend}</ul>'
     )
+
+
+def _size_ticks(highest: float) -> Iterator[tuple[float, str]]:
+    """Round sizes in binary units, at most six above zero."""
+    powers = ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B"))
+    unit, name = next((2.0**power, name) for power, name in powers if highest >= 2.0**power)
+    scales = (s * 10.0**e for e in range(-3, 6) for s in (1, 2, 5))
+    scale = next(s for s in scales if highest / unit / s <= _GRID_LINES)
+    for k in range(int(highest / unit / scale) + 1):
+        yield k * scale * unit, f"{k * scale:g} {name}" if k else "0"
 
 
 def _rule(kind: str, percent: float, count: int) -> str:

@@ -19,10 +19,8 @@ from memplan.report.parts import (
     Timelines,
     curve,
 )
-from memplan.report.tell.names import listed
 from memplan.report.tell.state import doubt_lines, offer_line, state_lines
 from memplan.simulate.explain import TensorClass
-from memplan.simulate.narrowing import narrowings
 from memplan.units import counted, format_bytes
 
 if TYPE_CHECKING:
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     from memplan.simulate.pattern import LaterRuns
     from memplan.simulate.timeline import Timeline
 
-_MODULES_SHOWN, _STASHES_SHOWN = 8, 3
+_MODULES_SHOWN = 8
 
 
 def headline(analysis: Analysis) -> str:
@@ -57,7 +55,6 @@ def tell_analysis(analysis: Analysis, top: int = 20) -> Report:
         _class_table(analysis),
         _module_table(analysis),
         *map(_stored_table, analysis.recurrent),
-        _narrowing_table(analysis),
         _live_table(analysis, top),
         TensorSearch(analysis),
         Notes([note for note in analysis.assumptions if note not in facts]),
@@ -196,29 +193,6 @@ def _stored_table(pair: RecurrentPair) -> Table:
             for item in sorted(pair.stored, key=lambda row: -row.step_bytes)
         ],
     )
-
-
-def _narrowing_table(analysis: Analysis) -> Table:
-    """What fewer wanted gradients would free of the peak, at most."""
-    rows = [
-        (
-            item.module,
-            item.freed_bytes,
-            item.freed_with_earlier_bytes,
-            len(item.parameters),
-            listed([name for name, _ in item.stashes], most=_STASHES_SHOWN),
-        )
-        for item in narrowings(analysis.timeline, analysis.phases)
-        if item.freed_with_earlier_bytes
-    ]
-    columns = (
-        Column("frozen module", "name"),
-        Column("frees", "bytes"),
-        Column("with all before it", "bytes", rest=max),
-        Column("parameters", "count", wide=True),
-        Column("its stashes", "phrase"),
-    )
-    return Table("A narrower --wrt would free, at this step", columns, rows, most=_MODULES_SHOWN)
 
 
 def _live_table(analysis: Analysis, top: int) -> Table:

@@ -1,4 +1,4 @@
-"""What ``sweep`` says: the answers of fits, then a row per point; on a page curves of them, too."""
+"""What ``sweep`` says: the answers of fits, then a row per point."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from memplan.api.sweep.fit import caveats, in_words
 from memplan.api.sweep.sweep_result import Status, planned_by
 from memplan.report.parts import (
     Column,
-    Curves,
     Line,
     Notes,
     Part,
@@ -45,8 +44,7 @@ def tell_sweep(sweep: Sweep, details: bool = False) -> Report:
     if not sweep.fits:
         parts.append(Line(sweep.summary))
     parts += _facts(sweep, differs)
-    table = _table(sweep, differs)
-    parts += [*_curves(sweep, differs, table), table]
+    parts.append(_table(sweep, differs))
     parts += _failures(sweep, differs, details)
     parts.append(Notes(assumed(sweep)))
     names = ", ".join(path.name for path in sweep.models)
@@ -191,29 +189,3 @@ def _failures(sweep: Sweep, differs: Varying, details: bool) -> Iterator[Part]:
         yield f"- {where}{budget}{point.failure.message}{hint}"
     if len(failed) > len(shown):
         yield f"- {len(failed) - len(shown)} more (-v shows them)"
-
-
-def _curves(sweep: Sweep, differs: Varying, table: Table) -> Iterator[Curves]:
-    """Peaks and the time of plans over one dimension, or over the budget."""
-    dim, planned = _x_dim(sweep), any(point.budget for point in sweep.points)
-    if not sweep.points or not (dim or planned):
-        return
-    first, budget = len(differs.texts), len(differs.texts) + len(differs.dims)
-    x = first + differs.dims.index(dim) if dim else budget
-    peak = budget + planned
-    figures = {"Peak memory, kernel workspace included": [peak, peak + 1]}
-    if any(point.planned for point in sweep.points):
-        figures = {
-            "Peak memory, kernel workspace included (a cross: no plan)": [peak, peak + 1, peak + 2],
-            "Extra time (a cross: no plan)": [peak + 3],
-        }
-    apart = [place for place in range(budget) if place != x]
-    yield Curves(table, x, figures, budget if dim and planned else None, apart)
-
-
-def _x_dim(sweep: Sweep) -> str | None:
-    """The dimension along the x axis: a fit's, else the one with most sizes; None: the budget."""
-    if sweep.fits and sweep.fits[0].dim in sweep.dims:
-        return sweep.fits[0].dim
-    several = {name: len(sizes) for name, sizes in sweep.dims.items() if len(sizes) > 1}
-    return max(several, key=lambda name: several[name]) if several else None

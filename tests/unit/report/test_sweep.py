@@ -116,31 +116,8 @@ class TestCsv:
         assert sweep_csv(a_sweep()) == "model\n"
 
 
-class TestHtml:
-    def test_curves_and_table_have_every_point(self, whole: Sweep) -> None:
-        page = Page(html(whole))
-        assert "extra time: N = 16: 12.30%" in page.texts
-        assert "extra time: N = 32: no plan found" in page.texts
-        assert page.tags["svg"] == 2
-        assert page.tags["tr"] == 1 + len(whole.points)
-
-    def test_budgets_are_the_axis_where_no_dimension_varies(self) -> None:
-        found = a_sweep(
-            *(point(8, b, planned(GIB, x), budget_bytes=n * GIB)
-              for n, (b, x) in enumerate((("50%", 0.2), ("75%", 0.1)), 4))
-        )  # fmt: skip
-        assert ">budget</text>" in html(found)
-        assert ">50%</text>" in html(found)
-
-    def test_without_a_footprint_there_is_no_curve(self) -> None:
-        broken = Failure("bad", "", EXIT_MODEL)
-        page = Page(html(a_sweep(point(8, None, broken, footprint=None))))
-        assert not page.tags["svg"]
-
-
-def test_a_figure_of_one_point_stands_in_the_middle() -> None:
-    found = a_sweep(point(8, "8GiB", planned(8 * GIB, 0.0, 0)), point(8, "8GiB", NO_PLAN))
-    drawn = html(found)
-    assert drawn.count('class="missing"') == 2
-    assert 'cx="348.0"' in drawn
-    assert "nan" not in drawn.split("<script")[0]
+def test_a_page_has_every_point(whole: Sweep) -> None:
+    page = Page(html(whole))
+    assert page.tags["tr"] == 1 + len(whole.points)
+    assert {"12.30%", "no plan found", "below floor"} <= {text.strip() for text in page.texts}
+    assert not page.tags["svg"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ import memplan
 from helpers.gradients import draw, reference, runtime
 from helpers.graphs import open_text, parse
 from helpers.running import Memplan
-from memplan.api.grad.training_graph import GradOptions
 from memplan.errors import ModelError, UsageError
 from memplan.ir.graph import Graph, Phase
 from memplan.ir.phases import find_phases
@@ -177,21 +175,6 @@ def test_existing_output(run: Memplan, tmp_path: Path) -> None:
     assert run("grad", "f.onnx", "-o", "t.onnx", "--loss", "loss").returncode == 0
     assert run("grad", "f.onnx", "-o", "t.onnx", "--loss", "loss").returncode == 2
     assert run("grad", "f.onnx", "-o", "f.onnx", "--loss", "loss", "--force").returncode == 2
-
-
-def test_what_grad_once_took_is_rewrites() -> None:
-    """Keywords of earlier versions: one line, and what does it now."""
-    for name, now in {
-        "checkpoints": "strategy='memory'",
-        "scan_recompute": "scan_recompute",
-    }.items():
-        for call in (
-            partial(GradOptions, "loss"),
-            partial(memplan.gradients, parse(TWO), "y", "x"),
-        ):
-            with pytest.raises(UsageError, match=f"no longer takes {name}$") as caught:
-                call(**{name: "all"})
-            assert now in caught.value.hint
 
 
 # -- memplan.gradients -----------------------------------------------------------------------------

@@ -30,7 +30,6 @@ from memplan.errors import (
     MemplanError,
     PlanError,
     ProviderMissingError,
-    UsageError,
 )
 from memplan.planning import plan_file
 from memplan.planning.plan_file import PlanFile, parse_plan, read_plan
@@ -186,12 +185,6 @@ def test_a_plan_for_another_graph_is_refused(
     assert caught.value.exit_code == EXIT_MODEL
     assert "plan anew: memplan rewrite MODEL --budget" in caught.value.hint
     assert not output.exists()
-
-
-def test_keywords_that_are_gone_are_told(chain: tuple[Path, PlanFile]) -> None:
-    for name in ("strict", "dims"):
-        with pytest.raises(UsageError, match=f"replay no longer takes {name}"):
-            replay(*chain, **{name: None})
 
 
 def test_a_plan_of_another_version_is_refused(

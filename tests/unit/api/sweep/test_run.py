@@ -285,13 +285,9 @@ def test_wrong_use(
     assert not counted
 
 
-def test_no_model_and_options_that_are_gone_are_wrong_use() -> None:
+def test_no_model_is_wrong_use() -> None:
     with pytest.raises(UsageError, match="no model"):
         memplan.sweep([])
-    for name in ("address", "backend", "resume"):
-        with pytest.raises(UsageError, match=f"SweepOptions no longer takes {name}$") as caught:
-            memplan.SweepOptions(**{name: "dask"})  # type: ignore[arg-type]
-        assert caught.value.hint
 
 
 # --- What a worker answers

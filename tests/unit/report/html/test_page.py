@@ -21,7 +21,6 @@ from memplan.report.parts import Table
 from memplan.report.tell.analysis import tell_analysis
 from memplan.report.torch_snapshot import torch_snapshot
 from memplan.simulate.allocation import is_resident
-from memplan.simulate.narrowing import narrowings
 from memplan.units import format_bytes
 
 
@@ -122,16 +121,6 @@ class TestSections:
 
     def test_a_module_whose_path_has_10000_parts_is_shown(self) -> None:
         assert "x.x.x" in module_tree([("x." * 10_000, 1, 1), ("y" + ".z" * 9_000, 1, 1)])
-
-    def test_a_narrower_wrt_is_told(self, mlp: Analysis) -> None:
-        table = table_of(mlp, "A narrower --wrt")
-        found = [n for n in narrowings(mlp.timeline, mlp.phases) if n.freed_with_earlier_bytes]
-        assert found
-        rows = [(row[0], row[1], row[2], row[3]) for row in table.rows]
-        assert rows == [
-            (n.module, n.freed_bytes, n.freed_with_earlier_bytes, len(n.parameters)) for n in found
-        ]
-        assert table.title in html(mlp)
 
     def test_the_stash_of_modules_sums_to_that_of_the_step(self, analysis: Analysis) -> None:
         table = table_of(analysis, "Stash: ")

@@ -2,17 +2,17 @@
 
 The members are the arrays of the state by name, and ``memplan.checkpoint``, a JSON text: which
 state it is of (:attr:`memplan.training.step_file.StepFile.fingerprint`), how many steps were taken,
-what changes per step, where the data was, and a digest of all of that. Nothing in a file is
-believed: it may be damaged, cut, edited or another's.
+what changes per step, where the data was, and a digest of all of that and of the arrays. A file may
+be damaged, cut, edited or another's; by its digest it is as it was written, or nothing of it is
+used.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,6 @@ FORMAT = "memplan.checkpoint/1"
 TURNS = "steps"
 """The one key of ``data`` where several steps are trained in turns: how often each was taken."""
 _ABOUT = "memplan.checkpoint"
-_MOST = 2**63 - 1
 _MOST_ABOUT = 1 << 24  # bytes
 _ANEW = "resume from another copy, or begin anew without it"
 _OTHER = "resume with the model that wrote it, or with what 'memplan rewrite' made of that"
@@ -50,20 +49,12 @@ _OTHER = "resume with the model that wrote it, or with what 'memplan rewrite' ma
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far a run has come: ``steps`` taken, ``hyperparameters`` by input, and ``data`` as
-    :meth:`memplan.training.batches.Batches.state` gives it, or None. ``contents`` is a digest of
-    the other fields and of the arrays beside them."""
+    :meth:`memplan.training.batches.Batches.state` gives it, or None."""
 
     fingerprint: str
     steps: int
     hyperparameters: Mapping[str, float] = field(default_factory=dict)
     data: Mapping[str, Any] | None = None
-    format: str = FORMAT
-    contents: str = ""
-
-    def sealed(self, arrays: str) -> Progress:
-        """With the digest, ``arrays`` being that of the arrays."""
-        text = json.dumps([arrays, asdict(replace(self, contents=""))], sort_keys=True)
-        return replace(self, contents=hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +96,11 @@ def save_checkpoint(
     require_free(target)
     _keep_finite(target, {n: v for n, v in state.items() if n in renewed}, about.steps)
 
+    told = {**asdict(about), "format": FORMAT}
+
     def seal(arrays: str) -> tuple[str, Array]:
-        return _ABOUT, np.asarray(json.dumps(asdict(about.sealed(arrays)), sort_keys=True))
+        sealed = {**told, "contents": _digest(told, arrays)}
+        return _ABOUT, np.asarray(json.dumps(sealed, sort_keys=True))
 
     rows = {name: np.asarray(value, order="C") for name, value in state.items()}
     try:
@@ -166,9 +160,14 @@ def _not_finite(value: Any) -> frozenset[str]:
     return frozenset(kind for kind, where in found.items() if where.any())
 
 
+def _digest(told: Mapping[str, Any], arrays: str) -> str:
+    """That of what is told, and of the arrays beside it, by their own digest."""
+    text = json.dumps([arrays, {**told, "contents": ""}], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
 def load_checkpoint(path: PathLike[str] | str, wanted: Wanted) -> tuple[dict[str, Array], Progress]:
-    """State and progress from a checkpoint. Every field is looked at before any is used, and of the
-    arrays the headers before anything is read.
+    """State and progress from a checkpoint; the headers of arrays are looked at before any is read.
 
     Raises:
         UsageError: it cannot be read, was changed since it was written, or is of another model.
@@ -180,99 +179,23 @@ def load_checkpoint(path: PathLike[str] | str, wanted: Wanted) -> tuple[dict[str
             raise ValueError(f"it has no text '{_ABOUT}'")
         if header.nbytes > _MOST_ABOUT:
             raise ValueError(f"its '{_ABOUT}' has {header.nbytes:,} bytes")
-        about = _progress(str(archive.read(_ABOUT)))
-        if about.fingerprint != wanted.fingerprint:
+        told = json.loads(str(archive.read(_ABOUT)))
+        if not isinstance(told, dict) or told.get("format") != FORMAT:
+            raise ValueError(f"its format is not '{FORMAT}'")
+        if told.get("fingerprint") != wanted.fingerprint:
             raise UsageError(
                 f"{file} is a checkpoint of another model: its state has other names, types or "
                 "shapes",
                 _OTHER,
             )
         _require_state(archive.headers, wanted.state)
-        _require_named(about, wanted)
-        if about.sealed(archive.digest(_ABOUT)) != about:
+        if told.pop("contents", "") != _digest(told, archive.digest(_ABOUT)):
             raise ValueError("it was changed since it was written: its digest is another")
+        about = Progress(**{name: value for name, value in told.items() if name != "format"})
+        _require_named(about, wanted)
         state = {name: archive.read(name) for name in wanted.state}
         _require_numbers(state, wanted.state)
     return state, about
-
-
-def _progress(text: str) -> Progress:
-    """What a checkpoint says of itself.
-
-    Raises:
-        ValueError: a field is missing, unknown, or has no value that is ever written.
-    """
-    try:
-        told = json.loads(text)
-    except RecursionError:
-        raise ValueError(f"its '{_ABOUT}' is nested too deep") from None
-    if not isinstance(told, dict):
-        raise ValueError(f"its '{_ABOUT}' is not a JSON object")
-    if told.get("format") != FORMAT:
-        raise ValueError(f"its format is {told.get('format')!r:.40}, not '{FORMAT}'")
-    _require_fields(told, _FIELDS, "")
-    return Progress(**told)
-
-
-def _is_whole(value: object, least: int = 0) -> bool:
-    return type(value) is int and least <= value <= _MOST
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_number(value: object) -> bool:
-    if type(value) is int:
-        return abs(value) <= _MOST
-    return isinstance(value, float) and math.isfinite(value)
-
-
-def _are_numbers(value: object) -> bool:
-    return isinstance(value, dict) and all(map(_is_number, value.values()))
-
-
-def _is_data(value: object) -> bool:
-    """Whether it is a place in data, or the numbers of steps that were taken in turns."""
-    if value is None:
-        return True
-    if not isinstance(value, dict):
-        return False
-    if value.keys() == {TURNS}:
-        taken = value[TURNS]
-        return isinstance(taken, dict) and all(map(_is_whole, taken.values()))
-    _require_fields(value, _PLACE, " of its data")
-    return bool(value["index"] < value["count"])
-
-
-_FIELDS: Mapping[str, Callable[[object], bool]] = {
-    "fingerprint": _is_text,
-    "steps": _is_whole,
-    "hyperparameters": _are_numbers,
-    "data": _is_data,
-    "format": _is_text,
-    "contents": _is_text,
-}
-_PLACE: Mapping[str, Callable[[object], bool]] = {
-    "epoch": _is_whole,
-    "index": _is_whole,
-    "seed": lambda value: type(value) is int,
-    "shuffle": lambda value: isinstance(value, bool),
-    "size": lambda value: _is_whole(value, 1),
-    "count": lambda value: _is_whole(value, 1),
-}
-
-
-def _require_fields(
-    told: Mapping[str, object], fields: Mapping[str, Callable[[object], bool]], where: str
-) -> None:
-    different = sorted(told.keys() ^ fields.keys())
-    if different:
-        what = "an unknown" if different[0] in told else "no"
-        raise ValueError(f"it has {what} field '{different[0]}'{where}")
-    for name, is_right in fields.items():
-        if not is_right(told[name]):
-            raise ValueError(f"its '{name}'{where} is {json.dumps(told[name]):.60}")
 
 
 def _require_state(headers: Mapping[str, Header], state: Mapping[str, Slot]) -> None:

@@ -12,10 +12,10 @@ FORMATS = {
     "text": "memplan.api.check.text:check_text",
     "json": "memplan.api.check.json_report:check_json",
     "markdown": "memplan.report.check.markdown:markdown",
-    "github": "memplan.report.check.annotations:github_annotations",
-    "gitlab": "memplan.report.check.code_quality:code_quality",
-    "junit": "memplan.report.check.junit:junit",
-    "benchmark": "memplan.report.check.benchmark:benchmark",
+    "github": "memplan.report.check.services:github_annotations",
+    "gitlab": "memplan.report.check.services:code_quality",
+    "junit": "memplan.report.check.services:junit",
+    "benchmark": "memplan.report.check.services:benchmark",
 }
 """The function that writes each of them."""
 

@@ -17,7 +17,7 @@ from memplan.api.check.finding import Finding, Kind, worst_first
 from memplan.api.check.peak import Peak
 from memplan.api.check.text import finding_lines, notes, reasons
 from memplan.api.check.verdict import COUNTED, growth, headline, verdict
-from memplan.report.check.findings import COMMANDS, Level, in_repository, level
+from memplan.report.check.services import COMMANDS, Level, in_repository, level
 from memplan.units import counted, format_bytes, printable
 
 MOST_CHARACTERS = 60_000

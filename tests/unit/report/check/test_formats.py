@@ -20,12 +20,15 @@ from memplan.api.check.checking import CheckResult
 from memplan.api.check.finding import Finding, Kind
 from memplan.api.check.peak import TopTensors
 from memplan.errors import ModelError
-from memplan.report.check.annotations import MOST, github_annotations
-from memplan.report.check.benchmark import benchmark
-from memplan.report.check.code_quality import code_quality
 from memplan.report.check.formats import FORMATS, rendered
-from memplan.report.check.junit import junit
 from memplan.report.check.markdown import MARKER, MOST_CHARACTERS, markdown
+from memplan.report.check.services import (
+    MOST,
+    benchmark,
+    code_quality,
+    github_annotations,
+    junit,
+)
 
 
 def entry(

@@ -46,8 +46,6 @@ class NewTensors:
 def changed_fields(before: Peak, now: Peak) -> tuple[str, ...]:
     """Names of the fields of a lock in which two peaks differ."""
     found = [name for name in _COMPARED if _value(before, name) != _value(now, name)]
-    if now.state_unsaid:
-        found = [name for name in found if name != "state"]
     # A version that is not known is not another one.
     for name in ("runtime", "torch"):
         if name in found and None in (getattr(before, name), getattr(now, name)):

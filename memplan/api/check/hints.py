@@ -92,7 +92,7 @@ def binding_options(binding: Binding, base: Binding = DEFAULTS) -> list[str]:
         words += ["--session", binding.session]
     if binding.provider != base.provider:
         words += ["--provider", binding.provider]
-    if (binding.state or "") != (base.state or ""):
+    if binding.state != base.state:
         words += ["--state", binding.state or IN_PLACE]
     return words
 

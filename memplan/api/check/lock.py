@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from memplan.api.check.peak import TOP_FAMILIES, Peak, TopTensors, tolerance_bytes
-from memplan.api.check.toml import Lines, parse_toml, toml_value
+from memplan.api.check.toml import lines_of_tables, parse_toml, toml_value
 from memplan.errors import LockError, UsageError
 from memplan.options import SESSIONS
 from memplan.proto.metadata import APART, IN_PLACE
@@ -96,20 +96,20 @@ def read_lock(path: Path) -> Lock:
         data = parse_toml(text)
     except ValueError as error:
         raise _not_toml(path, text, str(error)) from None
-    source = _Source(path, Lines(text, "models"))
     version = data.get("version")
     if type(version) is not int:
-        raise source.error("version", "the lock has no version number", _RESTORE)
+        raise LockError(f"{path}: the lock has no version number", _RESTORE)
     if version != LOCK_VERSION:
         hint = "upgrade memplan" if version > LOCK_VERSION else _RESTORE
         shown = f"{version}" if abs(version) <= _MOST else f"{str(version)[:9]}…"
         problem = f"lock version {shown}, where this memplan reads version {LOCK_VERSION}"
-        raise source.error("version", problem, hint)
+        raise LockError(f"{path}: {problem}", hint)
     for name in sorted(set(data) - {"version", "models"}):
-        raise source.error(name, f"unknown field '{printable(name)}'", _RESTORE)
+        raise LockError(f"{path}: unknown field '{printable(name)}'", _RESTORE)
     models = data.get("models", {})
     if not isinstance(models, dict):
-        raise source.error("models", "'models' is not a table", _RESTORE)
+        raise LockError(f"{path}: 'models' is not a table", _RESTORE)
+    source = _Source(path, lines_of_tables(text, "models"))
     entries = {name: _entry(source, name, models[name]) for name in sorted(models)}
     return Lock(path, entries, text)
 
@@ -149,46 +149,39 @@ def _not_toml(path: Path, text: str, problem: str) -> LockError:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where a lock comes from, to say in errors where something stands."""
+    """Where a lock comes from, and the lines of its tables, to say in errors."""
 
     path: Path
-    lines: Lines
+    lines: Mapping[str, int]
 
-    def error(self, name: str, problem: str, hint: str, start: int = 1) -> LockError:
-        """An error at the line of field ``name``, or of its table, or of the file alone."""
-        line = self.lines.line_of(name, start) or (start if start > 1 else 0)
-        where = f"{self.path}:{line}" if line else f"{self.path}"
-        return LockError(f"{where}: {problem}", hint)
-
-    def entry_error(self, model: str, field: str, problem: str, first: str = "") -> LockError:
+    def error(self, model: str, field: str, problem: str, first: str = "") -> LockError:
         """The error for one field of a model, or for its whole table when ``field`` is empty."""
         named = f"model '{printable(model)}'"
         shown = f"'{printable(field)}' of {named}" if field else named
+        where = f"{self.path}:{self.lines[model]}" if model in self.lines else f"{self.path}"
         hint = (
             "delete its table from the lock, then run memplan check --update with the model's path"
         )
-        return self.error(
-            field, f"{shown} {problem}", first + hint, self.lines.headers.get(model, 1)
-        )
+        return LockError(f"{where}: {shown} {problem}", first + hint)
 
 
 def _entry(source: _Source, path: str, table: object) -> Peak:
     """The table of one model, field by field."""
     if not isinstance(table, dict):
-        raise source.entry_error(path, "", "is not a table")
+        raise source.error(path, "", "is not a table")
     if problem := path_problem(path):
-        raise source.entry_error(path, "", problem)
+        raise source.error(path, "", problem)
     for name in sorted(set(table) - set(_FIELDS)):
         first = "upgrade memplan if a newer one wrote the lock; else "
-        raise source.entry_error(path, name, "is not a field that memplan knows", first)
-    line = source.lines.headers.get(path, 0)
+        raise source.error(path, name, "is not a field that memplan knows", first)
+    line = source.lines.get(path, 0)
     values: dict[str, Any] = {"path": path, "line": line, **table}
     for name, problem_of in _FIELDS.items():
         if name in table:
             if problem := problem_of(table[name]):
-                raise source.entry_error(path, name, problem)
+                raise source.error(path, name, problem)
         elif name in _REQUIRED:
-            raise source.entry_error(path, name, "is missing")
+            raise source.error(path, name, "is missing")
     values["top"] = tuple(
         TopTensors(each["name"], each["class"], each["count"], each["nbytes"])
         for each in values["top"]

@@ -13,7 +13,6 @@ from memplan.api.check.peak import Binding, Peak, TopTensors
 from memplan.api.check.traits import element_types, inputs_of, operators_of, structure
 from memplan.api.open_step import open_step
 from memplan.api.python_step import as_sizes
-from memplan.api.state_modes import as_recorded, runs_in_place
 from memplan.errors import ModelError
 from memplan.ir.graph import ABSENT, Graph
 from memplan.ir.modules import recorded_module
@@ -67,10 +66,7 @@ def _measured(
         raise UnboundDimsError(file, unbound, symbolic)
     dims = {name: size for name, size in binding.dims.items() if name in symbolic}
     kind = session_kind(binding.session, binding.provider)
-    metadata = get_metadata(model)
-    state: Sequence[str] = (binding.state,) if binding.state else ()
-    if binding.state is None:
-        state = as_recorded(metadata, ())
+    state = (binding.state,) if binding.state else ()
     found = open_step(prepare(model, local, dims), kind, state=state)
     # A lock holds on any machine, so nothing in it may depend on the processor.
     analysis = analyze_session(found, kind, portable=True)
@@ -81,8 +77,6 @@ def _measured(
         _peak(analysis, path),
         tolerance=tolerance,
         state=IN_PLACE if analysis.graph.state is not None else APART if apart else None,
-        state_unsaid=binding.state is None,
-        trained_in_place=tuned and runs_in_place(metadata),
         torch=version("torch") if of_python else None,
         memplan=version("memplan") if of_python else None,
     )

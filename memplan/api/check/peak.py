@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from memplan.proto.metadata import IN_PLACE
+from memplan.proto.metadata import APART
 from memplan.units import parse_size, printable
 
 TOP_FAMILIES = 10
@@ -46,14 +46,13 @@ class TopTensors:
 class Binding:
     """How a model is looked at: sizes of its symbolic dimensions, session kind and provider.
 
-    ``state`` is where its state lies: empty, as the file is run; ``apart``; None: as a lock means
-    it that does not say (:func:`memplan.api.state_modes.as_recorded`).
+    ``state`` is where its state lies: ``apart``, or empty: as the file is run.
     """
 
     dims: Mapping[str, int]
     session: str
     provider: str
-    state: str | None = ""
+    state: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +72,7 @@ class Peak:
     the entry in the lock (from 1; 0: it stands in none).
 
     The rest is known of a model that is at hand alone. The peak is at ``step`` (from 0) of
-    ``steps``; ``floor_bytes`` is the structural floor with workspace. ``state_unsaid``: the lock
-    does not say where the state lies, so it is counted as such a lock meant it;
-    ``trained_in_place``: a trainer runs it otherwise, in place.
+    ``steps``; ``floor_bytes`` is the structural floor with workspace.
     """
 
     path: str
@@ -104,8 +101,6 @@ class Peak:
     steps: int = 0
     phase: str = ""
     floor_bytes: int = 0
-    state_unsaid: bool = False
-    trained_in_place: bool = False
 
     @property
     def rests_on(self) -> tuple[bool | None, str | None]:
@@ -115,7 +110,7 @@ class Peak:
     @property
     def binding(self) -> Binding:
         """What the peak was found for."""
-        state = "" if self.state == IN_PLACE else self.state
+        state = APART if self.state == APART else ""
         return Binding(self.dims, self.session, self.provider, state)
 
     @property

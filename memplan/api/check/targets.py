@@ -89,7 +89,7 @@ def _asked(request: CheckRequest, recorded: Binding | None) -> Binding:
     """How a model is looked at that is recorded anew, or in no lock but the base's."""
     wanted = _rebound(recorded or DEFAULTS, request)
     # The model may have got a dimension since; those that it does not have are left out later.
-    return replace(wanted, dims={**wanted.dims, **request.dims}, state=wanted.state or "")
+    return replace(wanted, dims={**wanted.dims, **request.dims})
 
 
 def _refuse_other_binding(request: CheckRequest, target: Target, locked: Binding) -> None:

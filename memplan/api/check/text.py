@@ -99,12 +99,6 @@ def notes(result: CheckResult) -> list[str]:
             f"ONNX Runtime could not be asked what it makes of {_named(unasked)}: fusions at load "
             "are not in the figures"
         )
-    if unsaid := [peak for peak in now if peak.state_unsaid and peak.trained_in_place]:
-        first = next(finding for finding in result.entries if finding.now is unsaid[0])
-        found.append(
-            f"{_named(unsaid)}: state counted apart, as when the lock was recorded; "
-            f"memplan.Trainer updates it in place; record that:  {first.accept}"
-        )
     unknown = [f"{f.name}: {f.base_problem}" for f in result.entries if f.base_problem]
     return [
         *dict.fromkeys(found),
@@ -332,7 +326,7 @@ def _other_fields(before: Peak, now: Peak) -> list[str]:
         ("memory model", str(before.accounting), str(now.accounting)),
         ("session", before.session, now.session),
         ("provider", before.provider, now.provider),
-        ("state", before.state, before.state if now.state_unsaid else now.state),
+        ("state", before.state, now.state),
         ("dims", _dims(before), _dims(now)),
         ("graph", before.fingerprint[:12], now.fingerprint[:12]),
     )

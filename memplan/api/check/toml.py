@@ -1,4 +1,4 @@
-"""TOML as a lock has it: read without surprises, with the lines on which things stand; written."""
+"""TOML as a lock has it: read without surprises, with the lines of its tables; written."""
 
 from __future__ import annotations
 
@@ -28,31 +28,15 @@ def parse_toml(text: str) -> dict[str, object]:
         raise ValueError("nested too deeply") from None
 
 
-class Lines:
-    """The lines of a document, to tell on which one something stands.
-
-    ``headers`` are the lines (from 1) of the tables ``[PARENT.KEY]``, by key.
-    """
-
-    def __init__(self, text: str, parent: str) -> None:
-        # Not splitlines: it also breaks at characters that TOML allows inside strings.
-        self._lines = text.split("\n")
-        self.headers: dict[str, int] = {}
-        for number, line in enumerate(self._lines, 1):
-            key = _key_below(parent, line.strip())
-            if key is not None:
-                self.headers.setdefault(key, number)
-
-    def line_of(self, name: str, start: int = 1) -> int:
-        """Line of ``name = ...`` from line ``start`` to the end of that table; 0 if not found."""
-        pattern = re.compile(rf"\s*\"?{re.escape(name)}\"?\s*=")
-        for number in range(start, len(self._lines) + 1):
-            line = self._lines[number - 1]
-            if pattern.match(line):
-                return number
-            if number > start and line.lstrip().startswith("["):
-                break
-        return 0
+def lines_of_tables(text: str, parent: str) -> dict[str, int]:
+    """The lines (from 1) of the tables ``[PARENT.KEY]``, by key."""
+    found: dict[str, int] = {}
+    # Not splitlines: it also breaks at characters that TOML allows inside strings.
+    for number, line in enumerate(text.split("\n"), 1):
+        key = _key_below(parent, line.strip())
+        if key is not None:
+            found.setdefault(key, number)
+    return found
 
 
 def _key_below(parent: str, line: str) -> str | None:

@@ -120,30 +120,17 @@ def test_a_plan_of_before_is_applied_as_it_was_made(step: Path) -> None:
     assert found.timeline.peak_bytes == plan.predicted_peak_bytes
 
 
-def _recorded_before(step: Path) -> CheckRequest:
-    """A lock with the step as a memplan counted it that knew no default in place."""
+def test_what_a_lock_of_before_counted_apart_is_no_regression(step: Path) -> None:
     request = CheckRequest(step.with_name("memplan.lock"), (step,), state="apart")
     run_update(request)
     entries = read_lock(request.lock).entries.values()
     write_lock(request.lock, [replace(entry, state=None) for entry in entries])
-    return replace(request, models=(), state=None)
-
-
-def test_a_lock_of_before_is_compared_like_with_like(step: Path) -> None:
-    request = _recorded_before(step)
-    result = run_check(request)
-    (entry,) = result.entries
-    assert (str(entry.status), entry.change_bytes) == ("ok", 0)
-    lines = check_lines(result)
-    assert len(lines) == 3  # the model, one note, the summary
-    assert "state counted apart, as when the lock was recorded" in lines[1]
-    assert "memplan check --update" in lines[1]
+    request = replace(request, models=(), state=None)
+    (entry,) = run_check(request).entries
+    assert str(entry.status) == "improved"
     updated = run_update(request)
     assert list(map(change_of, updated.findings)) == [Change.CHANGED]
     assert any("state: apart -> in-place" in line for line in update_lines(updated))
-    (entry,) = run_check(request).entries
-    assert entry.now is not None
-    assert (entry.now.state, entry.change_bytes) == ("in-place", 0)
     assert ", state in place" in check_lines(run_check(request))[0]
 
 

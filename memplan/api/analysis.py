@@ -12,7 +12,7 @@ from memplan.api.open_step import open_step
 from memplan.api.python_step import as_sizes
 from memplan.api.source import Model, shown_path
 from memplan.api.state_modes import contract_of, state_report
-from memplan.api.summary import Rows, Summary
+from memplan.api.summary import Summary
 from memplan.api.versions import runtime_json, version_notes
 from memplan.errors import MemplanError, RuntimeUnavailableError
 from memplan.ir.contract import Contract
@@ -164,27 +164,6 @@ class Analysis(Summary):
     def work(self) -> StepWork:
         """Launches and bytes moved per step, and their time on a device of this kind."""
         return step_work(self.timeline, device_for(self.session.provider))
-
-    def summary_rows(self) -> Rows:
-        """What ``repr`` shows."""
-        timeline = self.timeline
-        whole = timeline.peak_with_workspace_bytes
-        classes = sorted(self.by_class.items(), key=lambda item: -item[1])
-        return (
-            ("Analysis", f"of {self.path}"),
-            ("peak", f"{format_bytes(whole)} = {whole:,} B"),
-            ("", self.peak_place),
-            (
-                "tensors alone" if timeline.lifted else "with workspace",
-                f"{timeline.peak_bytes:,} B",
-            ),
-            ("resident", f"{timeline.resident_bytes:,} B"),
-            ("floor", f"{self.floor_with_workspace_bytes:,} B: {self.floor_reason}"),
-            ("at the peak", ", ".join(f"{name} {format_bytes(n)}" for name, n in classes)),
-            ("stashes", f"{len(self.stashes):,}, {sum(s.nbytes for s in self.stashes):,} B"),
-            ("session", f"{self.session.name} on {self.session.provider}"),
-            ("assumptions", f"{len(self.assumptions)}"),
-        )
 
     @property
     def stashes_by_module(self) -> dict[str, list[Stash]]:

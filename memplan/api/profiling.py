@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 
 from memplan.api.source import Model, as_file, shown_path
-from memplan.api.summary import Rows, Summary
+from memplan.api.summary import Summary
 from memplan.ops.cost import device_for
 from memplan.options import ProfileOptions
 from memplan.planning.costs import COSTS_SCHEMA, OpTime, by_operator, costs_text, total
@@ -72,18 +72,6 @@ class Profile(Summary):
         return (
             f"measured {1000 * self.measured_seconds:,.1f} ms in {len(self.seconds)} of "
             f"{counted(self.nodes, 'node')}, {total(self.by_op).ratio:.2f} × the estimate"
-        )
-
-    def summary_rows(self) -> Rows:
-        """What ``repr`` shows."""
-        worst = ", ".join(f"{row.op} {row.ratio:.2f} ×" for row in self.by_op[:3])
-        return (
-            ("Profile", f"of {self.path}"),
-            ("nodes", self.summary),
-            ("step", f"{1000 * self.step_seconds:,.1f} ms under the profiler"),
-            ("runs", f"{self.kept_runs} of {self.runs} count, on {self.provider}"),
-            ("worst estimates", worst),
-            ("assumptions", f"{len(self.assumptions)}"),
         )
 
     def costs(self) -> dict[str, object]:

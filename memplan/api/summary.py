@@ -18,29 +18,35 @@ from memplan.units import printable
 if TYPE_CHECKING:
     import onnx
 
-_LONGEST = 160
-Rows = tuple[tuple[str, str], ...]
+_LONGEST, _MOST_ROWS = 160, 12
+_NOT_SHOWN = ("schema", "accounting_version")
 
 
 class Summary:
-    """An answer with a short ``repr``: a title, and at most nine rows of what matters."""
+    """An answer with a short ``repr``: a title, and the first single values of its JSON."""
 
     __slots__ = ()
 
     @abstractmethod
-    def summary_rows(self) -> Rows:
-        """Pairs of what and how much; the first one is the title: a name and what it is of."""
+    def as_json(self) -> dict[str, object]:
+        """The JSON object of the contract."""
+
+    @property
+    def title(self) -> str:
+        """What it is of."""
+        return f"of {self.path}"  # type: ignore[attr-defined]
 
     def __repr__(self) -> str:
-        # Names come from files.
-        shown = [(label, _cut(printable(text))) for label, text in self.summary_rows()]
-        (kind, what), *rows = shown
-        width = max((len(label) for label, _ in rows), default=0)
-        lines = [f"  {label:<{width}}  {text}" for label, text in rows]
-        return "\n".join([f"<{kind} {what}>", *lines])
+        told = {n: v for n, v in self.as_json().items() if isinstance(v, str | int | float)}
+        names = [name for name in told if name not in _NOT_SHOWN][:_MOST_ROWS]
+        width = max(map(len, names), default=0)
+        rows = [f"  {name:<{width}}  {_shown(told[name])}" for name in names]
+        return "\n".join([f"<{type(self).__name__} {_shown(self.title)}>", *rows])
 
 
-def _cut(text: str) -> str:
+def _shown(value: str | int | float) -> str:
+    """A value on one line; names in it come from files."""
+    text = f"{value:,}" if type(value) is int else printable(str(value))
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 

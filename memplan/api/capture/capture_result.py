@@ -9,10 +9,9 @@ from pathlib import Path
 import onnx
 
 from memplan.api.capture.capture_check import Check
-from memplan.api.summary import Rows, Summary, attributes_json
+from memplan.api.summary import Summary, attributes_json
 from memplan.ir.contract import Contract
 from memplan.ir.roles import FOUND_INF, Role
-from memplan.units import format_bytes
 
 SCHEMA = "memplan.capture/1"
 
@@ -85,17 +84,10 @@ class Capture(Summary):
         """The inputs to feed in every step."""
         return self.contract.named(Role.BATCH)
 
-    def summary_rows(self) -> Rows:
-        """What ``repr`` shows."""
-        return (
-            ("Capture", f"of {self.source}"),
-            ("nodes", f"{len(self.model.graph.node):,}"),
-            (f"trained ({len(self.trained)})", ", ".join(self.trained)),
-            ("batch", ", ".join(self.batch)),
-            ("optimizer", self.optimizer or "none: the gradients are outputs"),
-            ("weights", f"{format_bytes(self.weight_bytes)}, {self.weights}"),
-            ("output", str(self.output) if self.output is not None else "nothing written"),
-        )
+    @property
+    def title(self) -> str:
+        """What ``repr`` heads it with."""
+        return f"of {self.source}"
 
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""

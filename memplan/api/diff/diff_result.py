@@ -10,12 +10,11 @@ from memplan.api.analysis import ACCOUNTING_VERSION, Analysis
 from memplan.api.check.measure import family_of, module_of_several
 from memplan.api.diff.graph_changes import GraphChanges
 from memplan.api.diff.peak_changes import Change, How, TensorChange
-from memplan.api.summary import Rows, Summary
+from memplan.api.summary import Summary
 from memplan.api.versions import runtime_json
 from memplan.ir.counterparts import Counterparts
 from memplan.ir.modules import NO_MODULE
 from memplan.simulate.allocation import is_resident
-from memplan.units import format_delta
 
 SCHEMA = "memplan.diff/1"
 
@@ -105,17 +104,10 @@ class Diff(Summary):
             sorted(grouped(self.changes), key=lambda group: (-sign * group.delta_bytes, group.name))
         )
 
-    def summary_rows(self) -> Rows:
-        """What ``repr`` shows."""
-        before, after = self.old.timeline.peak_bytes, self.new.timeline.peak_bytes
-        return (
-            ("Diff", f"of {self.old.path} and {self.new.path}"),
-            ("peak", f"{format_delta(self.delta_bytes)}: {before:,} B -> {after:,} B"),
-            *(
-                (str(g.first.change), f"{g.count} x {g.name}: {format_delta(g.delta_bytes)}")
-                for g in self.groups[:6]
-            ),
-        )
+    @property
+    def title(self) -> str:
+        """What ``repr`` heads it with."""
+        return f"of {self.old.path} and {self.new.path}"
 
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 
 from memplan.api.grad.check_outcome import GradientCheck
-from memplan.api.summary import Rows, Summary, attributes_json, phase_counts
+from memplan.api.summary import Summary, attributes_json, phase_counts
 from memplan.autodiff.parameters import Candidates
 from memplan.autodiff.statistics import Statistics
 from memplan.ir.contract import Contract
@@ -84,21 +84,6 @@ class TrainingGraph(Summary):
     def nodes(self) -> Mapping[Phase, int]:
         """How many nodes each part has; the loss counts as forward."""
         return phase_counts(self.model.graph)
-
-    def summary_rows(self) -> Rows:
-        """What ``repr`` shows."""
-        nodes = ", ".join(f"{count:,} {phase}" for phase, count in self.nodes.items() if count)
-        return (
-            ("TrainingGraph", f"of {self.path}"),
-            ("loss", self.loss),
-            ("nodes", nodes),
-            (f"gradients of {len(self.wrt)}", ", ".join(self.wrt)),
-            (f"none of {len(self.not_trained)}", ", ".join(self.not_trained)),
-            ("optimizer", self.options.optimizer),
-            ("new inputs", ", ".join(self.new_inputs)),
-            ("new outputs", ", ".join(self.new_outputs)),
-            ("output", str(self.output) if self.output is not None else "nothing written"),
-        )
 
     @property
     def not_trained(self) -> tuple[str, ...]:

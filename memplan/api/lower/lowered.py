@@ -11,7 +11,7 @@ import onnx
 from memplan.api.grad.check_outcome import GradientCheck
 from memplan.api.lower.lowering import lower_model
 from memplan.api.source import Model, as_file, shown_path
-from memplan.api.summary import Rows, Summary, attributes_json, phase_counts
+from memplan.api.summary import Summary, attributes_json, phase_counts
 from memplan.autodiff.lowering.optimizer_model import optimizer_text, read_optimizer
 from memplan.autodiff.lowering.ort_checkpoint import read_checkpoint
 from memplan.ir.contract import Contract
@@ -63,22 +63,6 @@ class LoweredGraph(Summary):
         """Parameters that have a gradient, or a new value."""
         renewed = {*self.contract.gradients.values(), *self.contract.new_values.values()}
         return tuple(n for n in self.contract.named(Role.PARAMETER) if n in renewed)
-
-    def summary_rows(self) -> Rows:
-        """What ``repr`` shows."""
-        nodes = ", ".join(f"{count:,} {phase}" for phase, count in self.nodes.items() if count)
-        replaced = ", ".join(f"{op} ({count})" for op, count in self.replaced.items())
-        return (
-            ("LoweredGraph", f"of {self.path}"),
-            ("loss", self.loss or "none"),
-            ("nodes", nodes),
-            ("replaced", replaced or "nothing"),
-            (f"trains {len(self.trained)}", ", ".join(self.trained)),
-            ("optimizer", self.optimizer),
-            ("batch", ", ".join(self.contract.named(Role.BATCH))),
-            ("gradient inputs", ", ".join(self.fed) or "none"),
-            ("output", str(self.output) if self.output is not None else "nothing written"),
-        )
 
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""

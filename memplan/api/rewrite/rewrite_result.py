@@ -16,7 +16,7 @@ from memplan.api.rewrite.offload_rewrite import OffloadReport
 from memplan.api.rewrite.recorded import Recorded
 from memplan.api.rewrite.waterfall import WaterfallStep, waterfall
 from memplan.api.state_modes import state_report
-from memplan.api.summary import Rows, Summary
+from memplan.api.summary import Summary
 from memplan.api.versions import runtime_json
 from memplan.equivalence.prove import Equivalence
 from memplan.ir.graph import Graph
@@ -161,26 +161,6 @@ class Rewrite(Summary):
         fused = self.optimized.timeline if self.optimize_level != "none" else None
         first, last = self.original.timeline, (self.timeline, note)
         return waterfall(first, fused, self.optimize_level, self.passes, last)
-
-    def summary_rows(self) -> Rows:
-        """What ``repr`` shows."""
-        before, after = self.original.timeline, self.timeline
-        plan = self.plan
-        return (
-            ("Rewrite", f"of {self.path}"),
-            ("budget", f"{self.budget_bytes:,} B"),
-            ("peak", f"{before.peak_bytes:,} B -> {after.peak_bytes:,} B"),
-            (
-                "with workspace",
-                f"{before.peak_with_workspace_bytes:,} B -> {after.peak_with_workspace_bytes:,} B",
-            ),
-            ("extra time", f"{100 * self.extra_cost_fraction:.2f}% (estimated)"),
-            ("recomputed", counted(plan.clones, "node")),
-            *([("offloaded", self.offload.note)] if self.offload else []),
-            ("session", f"{self.options.session} on {self.options.provider}"),
-            ("output", str(self.output) if self.output is not None else "nothing written"),
-            ("assumptions", f"{len(self.assumptions)}"),
-        )
 
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""

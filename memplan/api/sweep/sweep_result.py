@@ -8,8 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from memplan.api.analysis import ACCOUNTING_VERSION
-from memplan.api.summary import Rows, Summary
-from memplan.api.sweep.fit import Fit, failure_json, in_words
+from memplan.api.summary import Summary
+from memplan.api.sweep.fit import Fit, failure_json
 from memplan.api.sweep.point import Failure, Footprint, Planned
 from memplan.api.versions import runtime_json
 from memplan.errors import EXIT_BUG, InfeasibleError, MemplanError
@@ -159,23 +159,10 @@ class Sweep(Summary):
             return InfeasibleError(what, "the table shows the floors: no budget below them works")
         return _error(max(failures, key=lambda failure: failure.exit_code)) if failures else None
 
-    def summary_rows(self) -> Rows:
-        """What ``repr`` shows."""
-        dims = "; ".join(f"{name}={','.join(map(str, sizes))}" for name, sizes in self.dims.items())
-        extra = [100 * p.planned.extra_cost_fraction for p in self.points if p.planned]
-        budgets = dict.fromkeys(p.budget.text for p in self.points if p.budget)
-        rows = [
-            ("Sweep", self.summary),
-            ("models", ", ".join(map(str, self.models))),
-            ("dims", dims or "none"),
-            ("budgets", ", ".join(budgets) or "none"),
-            ("extra time", f"{min(extra):.2f}% to {max(extra):.2f}%" if extra else "no plans"),
-            ("planned by", planned_by(self.options)),
-            ("assumptions", f"{len(self.assumptions)}"),
-        ]
-        room = 10 - len(rows)
-        rows += [("fit", in_words(fit)) for fit in self.fits[:room]]
-        return tuple(rows)
+    @property
+    def title(self) -> str:
+        """What ``repr`` heads it with."""
+        return self.summary
 
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from memplan.api.summary import Rows, Summary
+from memplan.api.summary import Summary
 from memplan.api.validate.proof import proof_line
 from memplan.api.validate.same_interface import some_names
 from memplan.api.versions import runtime_json
@@ -238,16 +238,10 @@ class Validation(Summary):
         within = "in every run" if self.rewritten.counted else "as predicted"
         return ["over the budget" if over else f"within budget {within}"]
 
-    def summary_rows(self) -> Rows:
-        """What ``repr`` shows."""
-        verdict = "proved" if self.proved else "not proved"
-        return (
-            ("Validation", f"on {self.provider}, {self.session} session: {verdict}"),
-            ("peak", self.summary),
-            *(("", line) for line in self.details[:4]),
-            *(("finding", str(finding)) for finding in self.findings[:3]),
-            ("notes", f"{len(self.notes)}"),
-        )
+    @property
+    def title(self) -> str:
+        """What ``repr`` heads it with."""
+        return f"{self.verdict}: {self.summary}"
 
     @property
     def details(self) -> tuple[str, ...]:

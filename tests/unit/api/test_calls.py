@@ -49,7 +49,7 @@ def test_every_function_takes_every_kind_of_model(
     assert [value.name for value in session.get_outputs()] == ["loss", "w_grad"]
     assert proved.equality == "bitwise"
     for answer in (analysis, result, found, profile, proved):
-        assert len(repr(answer).splitlines()) <= 10
+        assert len(repr(answer).splitlines()) <= 13
         assert len(repr(answer)) < 2000
 
 
@@ -82,7 +82,6 @@ WRONG: list[tuple[Callable[[Path], object], str]] = [
     (lambda f: memplan.RewriteOptions("60%", time_limit=-1), ""),
     (lambda f: memplan.RewriteOptions("60%", time_limit=float("nan")), "a finite number"),
     (lambda f: memplan.RewriteOptions("60%", effort=-1), "at least 0"),
-    (lambda f: memplan.RewriteOptions("60%", gap=0.5), "strategy='search{gap=0.5}'"),  # type: ignore[call-arg]
     (lambda f: memplan.RewriteOptions("60%", costs=3), "give a path"),  # type: ignore[arg-type]
     (lambda f: memplan.RewriteOptions("60%", keep=(3,)), "a text, or several"),  # type: ignore[arg-type]
     (lambda f: memplan.ValidateOptions(draws=0), "at least 1"),
@@ -123,7 +122,7 @@ def test_what_is_shown_is_short_whatever_names_a_file_has() -> None:
     model = parse(FORWARD)
     model.graph.node[0].name = "<i>\n" + "n" * 500
     shown = memplan.analyze(model)
-    assert len(repr(shown).splitlines()) <= 10
+    assert len(repr(shown).splitlines()) <= 13
     assert max(map(len, repr(shown).splitlines())) < 200
 
 

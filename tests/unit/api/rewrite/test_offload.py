@@ -51,7 +51,6 @@ def test_the_report_says_what_is_copied_and_that_it_is_experimental(offloaded: R
     assert "EXPERIMENTAL" in text
     assert "a link of a test" in " ".join(text.split())
     assert found.note in offloaded.waterfall[-1].note
-    assert found.note in repr(offloaded)
 
 
 def test_json_has_all_of_it(offloaded: Rewrite) -> None:

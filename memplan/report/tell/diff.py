@@ -187,13 +187,13 @@ def reason(diff: Diff) -> str:
     if not diff.delta_bytes:
         return ""
     sign = 1 if diff.delta_bytes > 0 else -1
-    against = _most(diff, -sign, abs(diff.delta_bytes) // 100)
+    against = _most(diff, -sign)
     return _most(diff, sign) + (f"; against that {against}" if against else "")
 
 
-def _most(diff: Diff, sign: int, least: int = 0) -> str:
+def _most(diff: Diff, sign: int) -> str:
     """What most of the bytes that were added (1) or taken away (-1) are, but for kinds of less than
-    ``least``."""
+    a hundredth of the difference."""
     found: dict[str, list[int]] = {}
     largest: dict[str, TensorChange] = {}
     for change in diff.changes:
@@ -206,7 +206,7 @@ def _most(diff: Diff, sign: int, least: int = 0) -> str:
         f"{counted(count, 'tensor')} {what} ({format_delta(nbytes)}, {_named(largest[what])}"
         f"{' and others' if count > 1 else ''})"
         for what, (count, nbytes) in ranked
-        if abs(nbytes) >= least
+        if abs(nbytes) * 100 >= abs(diff.delta_bytes)
     )
 
 

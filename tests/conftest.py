@@ -19,7 +19,10 @@ from helpers.running import Memplan, runner
 
 FOLDER = Path(__file__).parent
 SLOW_FOLDERS = ("ort", "gpu", "e2e")
-UNPLANNED = ("unit/autodiff", "unit/ir", "unit/proto", "property/proto")
+UNPLANNED = (
+    *("unit/autodiff", "unit/equivalence", "unit/ir", "unit/proto", "unit/runtime"),
+    *("unit/simulate", "property/autodiff", "property/proto", "golden/autodiff"),
+)
 """What runs first, beside the compiler: folders of tests that plan nothing."""
 COMPILER = "MEMPLAN_TESTS_COMPILER"
 """The process that compiles the planner, in the environment of pytest and of its workers."""

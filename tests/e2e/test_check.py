@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import shutil
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from onnx import helper
 from helpers.models import SAMPLES
 from helpers.running import Memplan, runner
 from memplan.units import parse_size
+from memplan_cli.main import main
 
 pytestmark = pytest.mark.e2e
 
@@ -31,20 +33,29 @@ def memplan(
     return runner(tmp_path, monkeypatch, capfd)
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A folder with two models, one of them with a symbolic batch."""
-    (tmp_path / "models").mkdir()
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two models, one of them with a symbolic batch, and their lock: made once."""
+    folder = tmp_path_factory.mktemp("recorded")
+    (folder / "models").mkdir()
     for name in (MLP, GPT):
-        shutil.copy(SAMPLES / Path(name).name, tmp_path / name)
+        shutil.copy(SAMPLES / Path(name).name, folder / name)
+    with chdir(folder):
+        assert main(["check", "--update", MLP, GPT, "--dim", "N=8", "-q"]) == 0
+    return folder
+
+
+@pytest.fixture
+def project(recorded: Path, tmp_path: Path) -> Path:
+    """A folder with the two models."""
+    shutil.copytree(recorded / "models", tmp_path / "models")
     return tmp_path
 
 
 @pytest.fixture
-def locked(project: Path, memplan: Memplan) -> Path:
-    """The same with a lock."""
-    done = memplan("check", "--update", MLP, GPT, "--dim", "N=8")
-    assert done.returncode == 0, done.stderr
+def locked(recorded: Path, project: Path) -> Path:
+    """The same with the lock."""
+    shutil.copy(recorded / "memplan.lock", project)
     return project
 
 
@@ -66,17 +77,6 @@ def stash_more(file: Path, activation: str = "gelu", count: int = 3) -> None:
     # Without a seal, as what an edited file says under one is not believed.
     kept = {p.key: p.value for p in model.metadata_props if p.key != "memplan.seal"}
     helper.set_model_props(model, kept)
-    onnx.save(model, file)
-
-
-def rename_a_tensor(file: Path) -> None:
-    """Change the fingerprint, and nothing that takes memory."""
-    model = onnx.load(file)
-    for node in model.graph.node:
-        for names in (node.input, node.output):
-            for k, name in enumerate(names):
-                if name == "gelu":
-                    names[k] = "gelu_renamed"
     onnx.save(model, file)
 
 
@@ -178,7 +178,7 @@ def test_improvement_passes_and_proposes_the_update(locked: Path, memplan: Mempl
 def test_tolerance_is_kept_and_honoured(locked: Path, memplan: Memplan) -> None:
     lock = locked / "memplan.lock"
     stash_more(locked / MLP)
-    for tolerance, code in (("48MiB", 0), ("47MiB", 1), ("20%", 0), ("19%", 1)):
+    for tolerance, code in (("48MiB", 0), ("19%", 1)):
         text = lock.read_text()
         lock.write_text(text + f'tolerance = "{tolerance}"\n')  # the last table is the MLP's
         done = memplan("check")
@@ -248,14 +248,6 @@ def test_another_memory_model_is_no_regression(locked: Path, memplan: Memplan) -
     assert "accounting-changed" not in memplan("check").stdout
 
 
-def test_same_peak_in_another_graph_is_ok(locked: Path, memplan: Memplan) -> None:
-    rename_a_tensor(locked / MLP)
-    done = memplan("check", MLP)
-    assert done.returncode == 0
-    assert "differs from the lock in fingerprint" in done.stdout
-    assert entry_of(memplan, MLP)["status"] == "ok"
-
-
 def test_max_peak_is_a_cap_for_all(locked: Path, memplan: Memplan) -> None:
     peak = entry_of(memplan, MLP)["peak_bytes"]
     assert memplan("check", "--max-peak", str(peak)).returncode == 0
@@ -300,18 +292,16 @@ def test_recorded_session_and_dims_are_used(project: Path, memplan: Memplan) -> 
         (f'[models."{MLP}"]', f'[models."{MLP}"]\npeak = 3', "'peak' of model"),
     ],
 )
-@pytest.mark.parametrize("update", [(), ("--update",), ("--update", MLP)])
-def test_broken_lock(
-    locked: Path, memplan: Memplan, old: str, new: str, problem: str, update: tuple[str, ...]
-) -> None:
+def test_broken_lock(locked: Path, memplan: Memplan, old: str, new: str, problem: str) -> None:
     lock = locked / "memplan.lock"
     edit(lock, old, new)
     before = lock.read_bytes()
-    done = memplan("check", *update)
-    assert done.returncode == 3
-    assert problem in done.stderr
-    assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["error", "hint"]
-    assert done.stdout == ""
+    for update in ((), ("--update",), ("--update", MLP)):
+        done = memplan("check", *update)
+        assert done.returncode == 3
+        assert problem in done.stderr
+        assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["error", "hint"]
+        assert done.stdout == ""
     assert lock.read_bytes() == before
 
 
@@ -341,19 +331,6 @@ def test_unreadable_models_come_after_the_others(locked: Path, memplan: Memplan)
     assert done.returncode == 3
     assert "memplan.lock was not changed" in done.stdout
     assert (locked / "memplan.lock").read_bytes() == lock
-
-
-def test_every_error_names_its_model(locked: Path, memplan: Memplan) -> None:
-    for name in (MLP, GPT):
-        model = onnx.load(locked / name)
-        model.graph.output.append(
-            helper.make_tensor_value_info("loss_of_nobody", onnx.TensorProto.FLOAT, [])
-        )
-        onnx.save(model, locked / name)
-    done = memplan("check")
-    assert done.returncode == 3
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert sorted(line.split(":")[1].split()[0] for line in errors) == [GPT, MLP]
 
 
 def test_a_lock_elsewhere_and_odd_names(project: Path, memplan: Memplan) -> None:

@@ -32,27 +32,12 @@ def test_version(memplan: Memplan) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["analyze", "check", "profile", "rewrite", "strategies", "sweep", "validate"]
-)
-def test_help_of_a_command(command: str, inside: Memplan) -> None:
-    text = succeeded(inside(command, "--help"))
-    assert text.startswith(f"Usage: memplan {command} ")
-    for option in ("--quiet", "--verbose", "--color", "--force", "--format"):
-        assert option in text
-
-
-@pytest.mark.parametrize(
     ("arguments", "environment", "colored"),
     [
         ((), {}, False),  # stdout is no terminal
-        (("--color", "never"), {}, False),
         (("--color", "always"), {}, True),
         (("--color", "auto"), {"NO_COLOR": "1"}, False),
-        pytest.param(
-            ("--color", "never"),
-            {"FORCE_COLOR": "1"},
-            False,
-        ),
+        (("--color", "never"), {"FORCE_COLOR": "1"}, False),
     ],
 )
 def test_colors(

@@ -31,10 +31,8 @@ def ran(tmp_path: Path) -> Path:
     "arguments",
     [
         (*REWRITE, "--dry-run"),
-        ("profile", MODEL, "--runs", "1", "-o", "costs.txt"),
         ("validate", MODEL, MODEL, "--runs", "1", "--no-plain"),
         ("sweep", MODEL, "--budget", "100%", "--strategy", "greedy"),
-        ("device",),
     ],
     ids=lambda arguments: arguments[0],
 )

@@ -7,9 +7,21 @@ By default a fifth of what finds most in the long run, which keeps the whole sui
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
 
 THOROUGH = os.environ.get("MEMPLAN_THOROUGH") == "1"
 _FEWEST = 10
+
+
+def few_by_day(cases: Iterable[Any]) -> list[Any]:
+    """Every fourth case; all in a thorough run."""
+    return [
+        pytest.param(case, marks=[pytest.mark.nightly] * (k % 4 > 0), id=str(case))
+        for k, case in enumerate(cases)
+    ]
 
 
 def tries(number: int) -> int:

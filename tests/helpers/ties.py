@@ -20,6 +20,9 @@ LEFT, RIGHT = (
 IMAGE = [[[[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0], [2.0, 2.0, 3.0, 3.0], [2.0, 2.0, 3.0, 2.0]]]]
 APART = [[0.0, 1.0, 0.0], [2.0, 1.0, 2.0]]
 ZEROS = [[0.0, -0.0, 0.0], [0.0, 3.0, -4.0]]
+SATURATED = [[-1000.0, -88.0, -40.0], [40.0, 88.0, 1000.0]]
+ROWS = [[1000.0, -1000.0, 0.0], [0.0, 0.0, 0.0], [-1e4, -1e4, 1e4], [88.0, 89.0, 88.0]]
+MASKED = [[0.0, -math.inf, 0.0], [-math.inf, 0.0, -math.inf]]
 LOW, HIGH = [-1.0] * 5, [1.0] * 5
 
 
@@ -112,6 +115,22 @@ CASES: dict[str, tuple[Callable[..., Tensor], list[Any]]] = {
     "sinc": (torch.sinc, [[0.0, 1.0, 0.5]]),
     "xlogy": (torch.xlogy, [[0.0, 0.0, 1.0], [1.0, 0.5, 2.0]]),
     "power": (torch.pow, [[0.0, 2.0], [2.0, 2.0]]),
+    # What saturates, and what has nothing to be divided by.
+    "sigmoid": (torch.sigmoid, [SATURATED]),
+    "tanh": (torch.tanh, [SATURATED]),
+    "softplus": (F.softplus, [SATURATED]),
+    "gelu": (F.gelu, [SATURATED]),
+    "mish": (F.mish, [SATURATED]),
+    "softsign": (F.softsign, [SATURATED]),
+    "softmax": (lambda x: x.softmax(1), [ROWS]),
+    "log_softmax": (lambda x: x.log_softmax(1), [ROWS]),
+    "softmax_of_masked_rows": (lambda x: (x + torch.tensor(MASKED)).softmax(1), [APART]),
+    "logsumexp": (lambda x: x.logsumexp(1), [SATURATED]),
+    "layer_norm_of_equals": (lambda x: F.layer_norm(x, (5,), eps=1e-2), [TIED]),
+    "cross_entropy_of_ignored_labels": (
+        lambda x: F.cross_entropy(x, torch.tensor([2, -100, 0, 1]), torch.tensor([0.5, 1.0, 2.0])),
+        [ROWS],
+    ),
 }
 """Of every function what it is, and inputs: at kinks, equal to one another, or zeros."""
 

@@ -17,7 +17,6 @@ from onnx import TensorProto, helper, numpy_helper
 import memplan
 from helpers.gradients import runtime
 from helpers.graphs import parse
-from helpers.models import SHARED
 from helpers.running import Memplan, runner
 from memplan.api.grad import check_graphs, gradient_check
 from memplan.api.grad.check_graphs import Differentiated, NotComparableError
@@ -322,22 +321,3 @@ def test_operators_without_a_float64_kernel_are_the_same_in_float64(
     (found,) = runtime(wide, feeds).values()
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["lenet", "mnist_mlp", "simplenet", "lora_transformer"])
-def test_lowered_gradients_are_those_of_their_forward_part(name: str) -> None:
-    path = SHARED / "ort_training" / f"{name}.onnx"
-    if not path.exists():
-        pytest.skip("needs ../shared")
-    check = memplan.lower(path).check
-    assert check is not None
-    assert check.verdict == "equal", check.lines
-
-
-def test_a_wrong_lowering_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = SHARED / "ort_training" / "mnist_mlp.onnx"
-    if not path.exists():
-        pytest.skip("needs ../shared")
-    plant(monkeypatch, "Relu", lambda ctx: (ctx.dy * 1.0 + ctx.dy,))
-    with pytest.raises(GradientsDifferError, match=r"fc1\.weight"):
-        memplan.lower(path)

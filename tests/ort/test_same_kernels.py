@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from helpers.effort import THOROUGH
 from helpers.sessions import session
 from memplan.ops.book import BOOK, operator
 
@@ -264,7 +265,8 @@ def in_rows(
 def test_rows_of_a_product_of_few_terms_are_those_of_any_other_rows(
     inner: int, constant: bool
 ) -> None:
-    for columns in (2, 3, 8, 16, 24, 48, 64, 96, 256, 1000):
+    few = (2, 16, 1000) if not THOROUGH else (2, 3, 8, 16, 24, 48, 64, 96, 256, 1000)
+    for columns in few:
         for threads in (*THREADS, 7):
             for rows in (2, 3, 17):
                 assert in_rows(inner, columns, threads, constant=constant, rows=rows)

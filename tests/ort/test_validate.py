@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 from helpers import fooling, wrong_files
+from helpers.effort import few_by_day
 from helpers.graphs import parse
 from helpers.running_inside import without_children
 from memplan.api.rewrite.goal import RewriteOptions
@@ -63,7 +64,7 @@ REFUSED = {"a fence has an axis", "a view has another shape"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", wrong_files.WRONG)
+@pytest.mark.parametrize("name", few_by_day(wrong_files.WRONG))
 def test_fifty_wrong_files_are_found(name: str, tmp_path: Path) -> None:
     """By the static proof all of them, by the runs alone all but those that are listed."""
     files = wrong_files.original(), wrong_files.wrong_file(name)

@@ -61,7 +61,8 @@ def unsupported_kernels(
     """
     if types is None:
         model = run_inference(without_weights(model, statements=True))
-    return tuple(_in_graph(model.graph, types or {}, provider, default_opset(model)))
+        types = stated_types(model.graph)
+    return tuple(_in_graph(model.graph, types, provider, default_opset(model)))
 
 
 def unsupported_notes(found: Sequence[Unsupported], provider: str) -> tuple[str, ...]:
@@ -80,19 +81,29 @@ def unsupported_notes(found: Sequence[Unsupported], provider: str) -> tuple[str,
 
 
 def _in_graph(
-    graph: onnx.GraphProto, around: Types, provider: str, opset: int
+    graph: onnx.GraphProto, types: Types, provider: str, opset: int
 ) -> Iterator[Unsupported]:
-    types = {**stated_types(graph), **around} if around else stated_types(graph)
+    """``types``: of the tensors of ``graph``, and of those around it."""
+    asked = any(each.dtype in _TYPES for each in types.values())  # hardly any file has such types
     for node in graph.node:
-        dtypes = [types.get(name, UNKNOWN).dtype for name in node.input]
-        floats = [dtype for dtype in dtypes if dtype in _FLOATS]
-        name = _TYPES.get(floats[0]) if floats else None
-        when = _fails(node, name) if name else ""
-        on_cpu = on_host(provider) or not _has_kernel(node, types, opset, provider)
-        if name and when and on_cpu:
-            yield Unsupported(node.name, node.op_type, node.output[0], name, when)
+        if asked and (found := _unsupported(node, types, provider, opset)) is not None:
+            yield found
         for body in subgraphs(node):
-            yield from _in_graph(body, types, provider, opset)
+            yield from _in_graph(body, {**stated_types(body), **types}, provider, opset)
+
+
+def _unsupported(
+    node: onnx.NodeProto, types: Types, provider: str, opset: int
+) -> Unsupported | None:
+    dtypes = [types.get(name, UNKNOWN).dtype for name in node.input]
+    floats = [dtype for dtype in dtypes if dtype in _FLOATS]
+    name = _TYPES.get(floats[0]) if floats else None
+    when = _fails(node, name) if name else ""
+    if not name or not when:
+        return None
+    if not on_host(provider) and _has_kernel(node, types, opset, provider):
+        return None
+    return Unsupported(node.name, node.op_type, node.output[0], name, when)
 
 
 def _fails(node: onnx.NodeProto, dtype: str) -> str:

@@ -156,15 +156,17 @@ class _Search:
         yield from self._of(self.model.graph)
 
     def _of(self, graph: onnx.GraphProto) -> Iterator[SharpEdge]:
-        stated = {value.name: read_type(value.type).shape for value in declared_values(graph)}
-        stated |= {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+        ranks, makers = self.ranks, self.makers
+        for tensor in graph.initializer:
+            ranks.setdefault(tensor.name, len(tensor.dims))
+        for value in declared_values(graph):
+            if value.name not in ranks and (shape := read_type(value.type).shape) is not None:
+                ranks[value.name] = len(shape)
         for node in graph.node:
-            self.makers.update((name, node) for name in node.output if name)
-            if is_constant(node) and (found := constant_type(node)) is not None:
-                stated.setdefault(node.output[0], found.shape)
-        for name, shape in stated.items():
-            if shape is not None:
-                self.ranks.setdefault(name, len(shape))
+            makers.update((name, node) for name in node.output if name)
+            found = constant_type(node) if is_constant(node) else None
+            if found is not None and found.shape is not None:
+                ranks.setdefault(node.output[0], len(found.shape))
         for node in graph.node:
             edge = self._edge(node)
             if edge is not None:

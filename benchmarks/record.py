@@ -26,6 +26,7 @@ PACKAGES = (
     "onnx",
     "onnxruntime",
     "onnxruntime-gpu",
+    "onnxruntime-ep-webgpu",
     "torch",
 )
 Row = dict[str, Any]

@@ -1,77 +1,97 @@
 """Runs training steps on WebGPU as they are and rewritten, and beside the CPU; writes the record.
 
-    python -m benchmarks.webgpu STEPS --json benchmarks/results/webgpu.json
+    python -m benchmarks.webgpu STEPS sample_models --json benchmarks/results/webgpu.json
 
-STEPS has the steps of :mod:`benchmarks.webgpu_steps`, captured with PyTorch, which need not be
-where the provider is. Of each: nodes by provider; rewritten to shares of its peak, proved, run
-beside itself, clones, order, bits; its outputs beside the CPU's; and twenty steps of ``Trainer`` on
-both, where the step has an optimizer. Of the sample models, a verdict for every operator. Called
-again with the same ``--json`` it goes on where it stopped; ``--net`` and ``--share`` choose.
+The folders have training graphs: STEPS those of :mod:`benchmarks.webgpu_steps`, captured with
+PyTorch, which need not be where the provider is. Called again with the same ``--json`` it goes on
+where it stopped; ``--net``, ``--part`` and ``--share`` choose. Parts:
+
+- ``adapter``: what it ran on. ``operators``: of the sample models, what becomes of their nodes.
+- ``original``: nodes by provider, outputs beside the CPU's, or why it does not run.
+- ``losses``: twenty steps of ``Trainer`` on both, where the step has an optimizer.
+- ``rewritten`` to shares of its peak, validated beside itself: clones, order, bits.
+  Steps of more than ``--flops`` are placed and planned, and not run.
+- ``buffers``: storage buffers alive at once in a session's third run, counted through Vulkan (which
+  needs a C compiler).
+- ``browser``: steps of a rewritten one in headless Chromium on SwiftShader, with onnxruntime-web
+  from npm (``MEMPLAN_NODE_MODULES``), beside the CPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import json
+import os
 import sys
 import tempfile
-from importlib.metadata import version
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.parser
 from onnx import TensorProto
 
 import memplan
-from benchmarks.record import versions
-from memplan.errors import InfeasibleError, MemplanError
+from benchmarks.record import Row, arguments, in_process, run
+from memplan.errors import MemplanError
+from memplan.ops.cost import flops
 from memplan.ops.faults import features
 from memplan.ops.instance import in_graph
 from memplan.ops.memory import semantics
-from memplan.runtime.adapters import find_adapters
+from memplan.runtime.adapters import SOFTWARE_ALLOWED, find_adapters
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.session_options import session_options
-from memplan.runtime.sessions import open_session
+from memplan.runtime.sessions import open_session, run_step
 from memplan.simulate.devices import place
 from memplan.simulate.opened import OpenModel, on_devices, open_model
 from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import simulate
+from memplan.simulate.unrunnable import require_runs
 
-STEPS, EFFORT = 20, 10
+ROOT = Path(__file__).resolve().parents[1]
+SAMPLES = ROOT / "sample_models"
+STEPS, BROWSER_STEPS, EFFORT = 20, 10, 10
+SHARES = ("70%", "50%")
+PARTS = ("adapter", "operators", "original", "losses", "rewritten", "buffers", "browser")
 KIND = session_kind("tuned", "webgpu")
+DIMS = {"gpt_dynamic": {"N": 2}}
+SHOWN = ("cnn",)
+"""Networks whose buffers are counted, and which are trained in a browser."""
+MODES = ("bucket", "simple", "disabled", "lazyRelease")
+"""Of ``storageBufferCacheMode``."""
+CHAIN = """<ir_version: 10, opset_import: ["": 20]>
+chain (float[100000] x) => (float[100000] y) {
+    a = Exp (x) b = Tanh (a) c = Sigmoid (b) d = Exp (c) e = Tanh (d) y = Sigmoid (e)
+}"""
+SETTINGS = ("LD_LIBRARY_PATH", "VK_ICD_FILENAMES", SOFTWARE_ALLOWED)
 
 
-def original_row(path: Path) -> dict[str, Any]:
-    """What runs where, and the outputs beside the CPU's."""
-    model = open_model(path)
-    placed = on_devices(model, KIND)
-    assert placed.devices is not None
-    host = placed.devices.host_nodes
-    fallbacks = placed.devices.fallbacks
-    return {
-        "nodes": len(model.graph.nodes),
-        "nodes_on_cpu": len(host),
-        "operators_on_cpu": sorted({each.op for each in fallbacks}),
-        "bytes_of_copies": sum(each.to_host_bytes + each.to_device_bytes for each in fallbacks),
-        "predicted_peak_bytes": simulate(
-            placed.graph, KIND, placed.devices
-        ).peak_with_workspace_bytes,
-        "beside_cpu": beside_cpu(path, model),
-        "losses": losses(path, model),
-    }
+def adapter() -> Row:
+    """What it runs on, and the environment that it was found in."""
+    found = find_adapters()
+    rows = found if isinstance(found, str) else [asdict(each) for each in found]
+    return {"adapters": rows, "environment": {k: os.environ.get(k) for k in SETTINGS}}
 
 
-def operators() -> dict[str, Any]:
+def operators() -> Row:
     """A verdict for every operator of the sample models: how many of its nodes are placed, how many
     fall to the CPU and with which types, how many fail, and whether the probe ran it."""
-    rules, found = semantics("webgpu"), dict[str, Any]()
-    for path in sorted(Path("sample_models").glob("*.onnx")):
-        graph = open_model(path, {"N": 2} if path.stem == "gpt_dynamic" else {}).graph
+    rules, found = semantics("webgpu"), dict[str, Row]()
+    for path in sorted(SAMPLES.glob("*.onnx")):
+        graph = open_model(path, DIMS.get(path.stem, {})).graph
         host = place(graph, "webgpu")[1].host_nodes
         for node in graph.nodes:
-            op = node.key.lstrip(":")
-            row = found.setdefault(op, {"placed": 0, "on_cpu": 0, "fail": 0, "types_on_cpu": []})
+            new: Row = {"placed": 0, "on_cpu": 0, "fail": 0, "types_on_cpu": []}
+            row = found.setdefault(node.key.lstrip(":"), new)
             row["probed"] = node.key in rules.known or node.id in host
             own = features(in_graph(graph, node))
             if node.id in host:
@@ -82,7 +102,7 @@ def operators() -> dict[str, Any]:
                 row["fail"] += 1
             else:
                 row["placed"] += 1
-    return dict(sorted(found.items()))
+    return {"operators": dict(sorted(found.items()))}
 
 
 def dtype_name(dtype: int) -> str:
@@ -90,31 +110,70 @@ def dtype_name(dtype: int) -> str:
     return str(TensorProto.DataType.Name(dtype)).lower()
 
 
-def beside_cpu(path: Path, model: OpenModel) -> dict[str, Any]:
-    """The largest difference of an output, of the largest number in it."""
-    feeds = synthesize(model.graph, 0)
-    found = {}
+def original(path: Path, most_flops: float) -> Row:
+    """What runs where, and the outputs beside the CPU's; or why it does not run."""
+    model = open_model(path, DIMS.get(path.stem, {}))
+    placed = on_devices(model, KIND)
+    assert placed.devices is not None
+    fallbacks = placed.devices.fallbacks
+    work = whole_flops(model)
+    row: Row = {
+        "flops": work,
+        "nodes": len(model.graph.nodes),
+        "nodes_on_cpu": len(placed.devices.host_nodes),
+        "operators_on_cpu": sorted({each.op for each in fallbacks}),
+        "bytes_of_copies": sum(each.to_host_bytes + each.to_device_bytes for each in fallbacks),
+        "predicted_peak_bytes": simulate(
+            placed.graph, KIND, placed.devices
+        ).peak_with_workspace_bytes,
+    }
+    try:
+        require_runs(model.graph, "webgpu")
+    except MemplanError as error:
+        return row | {"refused": error.message}
+    if work > most_flops:
+        return row | {"not_run": f"more than {most_flops:g} FLOPs"}
+    feeds, found = synthesize(model.graph, 0), dict[str, dict[str, Any]]()
     for provider in ("cpu", "webgpu"):
-        request = RunRequest("tuned", provider)
-        session = open_session(path.read_bytes(), request, session_options("tuned", {}))
-        names = [given.name for given in session.get_outputs()]
-        taken = [given.name for given in session.get_inputs()]
-        values = session.run(names, {name: feeds[name] for name in taken})
-        found[provider] = dict(zip(names, values, strict=True))
+        session = opened(path, provider)
+        began = time.perf_counter()
+        values = run_step(session, feeds)
+        row["seconds"] = time.perf_counter() - began
+        found[provider] = {o.name: v for o, v in zip(session.get_outputs(), values, strict=True)}
+    return row | beside(found["cpu"], found["webgpu"])
+
+
+def whole_flops(model: OpenModel) -> float:
+    """Of a step, counted in its matrix products and convolutions and, of all else, its elements."""
+    return sum(flops(model.graph, node) for node in model.graph.nodes)
+
+
+def opened(path: Path, provider: str, **settings: str) -> Any:
+    """A tuned session of a file."""
+    dims = DIMS.get(path.stem, {})
+    request = RunRequest("tuned", provider, dims, provider_options=settings)
+    return open_session(str(path), request, session_options("tuned", dims))
+
+
+def beside(cpu: dict[str, Any], webgpu: dict[str, Any]) -> Row:
+    """The largest difference of an output, of the largest number in it."""
     worst, where = 0.0, ""
-    for name, right in found["cpu"].items():
+    for name, right in cpu.items():
         if right.dtype.kind != "f" or not right.size:
             continue
         size = max(float(np.abs(right).max()), 1e-6)
-        off = float(np.abs(found["webgpu"][name] - right).max()) / size
-        if off > worst:
+        off = float(np.abs(webgpu[name] - right).max()) / size
+        if not off <= worst:
             worst, where = off, name
-    return {"outputs": len(found["cpu"]), "largest_relative_difference": worst, "output": where}
+    return {"outputs": len(cpu), "largest_difference_from_cpu": worst, "output": where}
 
 
-def losses(path: Path, model: OpenModel) -> dict[str, Any]:
+def losses(path: Path, most_flops: float) -> Row:
     """Twenty steps on both providers, each with a batch of its own."""
     found: dict[str, list[float]] = {}
+    model = open_model(path, DIMS.get(path.stem, {}))
+    if whole_flops(model) > most_flops:
+        return {"not_run": f"more than {most_flops:g} FLOPs"}
     try:
         for provider in ("cpu", "webgpu"):
             trainer = memplan.Trainer(path, provider=provider, lr=1e-3)
@@ -125,76 +184,187 @@ def losses(path: Path, model: OpenModel) -> dict[str, Any]:
             found[provider] = [trainer.step(batch) for batch in batches]
             trainer.close()
     except MemplanError as error:
-        return {"not_trained": error.message}
+        return {"refused": error.message.replace(str(path), path.name)}
     pairs = zip(found["cpu"], found["webgpu"], strict=True)
     worst = max(abs(one - other) / abs(one) for one, other in pairs)
     return {"steps": STEPS, "largest_relative_difference": worst, **found}
 
 
-def rewritten_row(path: Path, share: str) -> dict[str, Any]:
+def rewritten(path: Path, share: str, most_flops: float) -> Row:
     """One share, or why there is none."""
-    budget = memplan.parse_size(share)
-    options = memplan.RewriteOptions(budget, provider="webgpu", effort=EFFORT)
+    options = memplan.RewriteOptions(memplan.parse_size(share), provider="webgpu", effort=EFFORT)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "less.onnx"
+        began = time.perf_counter()
         try:
-            made = memplan.rewrite(path, options, out)
-        except InfeasibleError as error:
+            made = memplan.rewrite(path, options, out, dims=DIMS.get(path.stem))
+            row = planned(made, time.perf_counter() - began)
+            if whole_flops(open_model(path, DIMS.get(path.stem, {}))) > most_flops:
+                return row | {"not_run": f"more than {most_flops:g} FLOPs"}
+            asked = memplan.ValidateOptions(runs=1, draws=1, plain=False)
+            found = memplan.validate(path, out, asked)
+        except MemplanError as error:
             return {"refused": error.message}
-        found = memplan.validate(path, out, memplan.ValidateOptions(runs=1, draws=1, plain=False))
-        nodes = [node.name for node in made.model.graph.node]
     told = found.as_json()
-    names = ("proved", "equality", "max_rel_diff", "contradicted_outputs", "compared_outputs")
-    more = ("clones", "surviving_clones", "order_kept", "within_budget", "findings")
-    return {
-        "budget_bytes": made.budget_bytes,
-        "fences": sum(name.startswith("memplan/") for name in nodes),
+    names = ("equality", "max_rel_diff", "contradicted_outputs", "compared_outputs", "clones")
+    more = ("surviving_clones", "order_kept", "findings")
+    return row | {
         **{name: told[name] for name in (*names, *more)},
         "equivalent_by_construction": found.equivalence.proved,
         "predicted_peak_bytes": [
-            run.predicted_peak_with_workspace_bytes for run in (found.original, found.rewritten)
+            each.predicted_peak_with_workspace_bytes for each in (found.original, found.rewritten)
         ],
         "nodes_by_provider": dict(found.rewritten.providers),
-        "seconds": [run.seconds_median for run in (found.original, found.rewritten)],
+        "step_seconds": [each.seconds_median for each in (found.original, found.rewritten)],
     }
 
 
-def main() -> int:
-    """Write a row after every step; the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, prog="benchmarks.webgpu")
-    parser.add_argument("steps", type=Path)
-    parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--net", action="append")
-    parser.add_argument("--share", action="append")
-    options = parser.parse_args()
-    record = json.loads(options.json.read_text()) if options.json.exists() else {}
-    adapters = find_adapters()
-    record["command"] = f"python -m benchmarks.webgpu STEPS --json {options.json}"
-    record["versions"] = {
-        **versions(),
-        "onnxruntime-ep-webgpu": version("onnxruntime-ep-webgpu"),
+def planned(made: memplan.Rewrite, seconds: float) -> Row:
+    """What ``rewrite`` says of its file."""
+    nodes = [node.name for node in made.model.graph.node]
+    return {
+        "budget_bytes": made.budget_bytes,
+        "fences": sum(name.startswith("memplan/") for name in nodes),
+        "predicted_peak_bytes": [
+            made.original.timeline.peak_with_workspace_bytes,
+            made.timeline.peak_with_workspace_bytes,
+        ],
+        "rewrite_seconds": seconds,
     }
-    record["adapters"] = (
-        adapters if isinstance(adapters, str) else [adapter.name for adapter in adapters]
+
+
+def buffers(path: Path, budget: str, mode: str) -> Row:
+    """A file, or as it is rewritten to ``budget``, where its Vulkan is one that counts."""
+    tools = ROOT / "tools" / "probe_ort"
+    sys.path.append(str(tools))
+    compiled, loader = import_module("shim").compiled, import_module("webgpu").loader
+    with tempfile.TemporaryDirectory() as folder:
+        if budget:
+            share = memplan.parse_size(budget)
+            options = memplan.RewriteOptions(share, provider="webgpu", effort=EFFORT)
+            memplan.rewrite(path, options, Path(folder) / path.name)
+            path = Path(folder) / path.name
+        compiled("vulkan_count.c", Path(folder) / "libvulkan.so.1")
+        libraries = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}"
+        return in_process(
+            "webgpu.held", path, mode, LD_LIBRARY_PATH=libraries, MEMPLAN_VULKAN=loader()
+        )
+
+
+def held(path: str, mode: str) -> Row:
+    """Bytes of storage buffers alive at once in the third run, where they are counted."""
+    feeds = synthesize(open_model(Path(path)).graph, 0)
+    session = opened(Path(path), "webgpu", storageBufferCacheMode=mode)
+    vulkan = ctypes.CDLL("libvulkan.so.1")
+    alive, peak = (
+        ctypes.c_int64.in_dll(vulkan, f"count_{name}_bytes") for name in ("live", "peak")
     )
-    record["operators"] = operators()
-    rows = record.setdefault("steps", {})
-    for path in sorted(options.steps.glob("*.onnx")):
+    for _ in range(3):
+        peak.value = alive.value
+        run_step(session, feeds)
+    return {"held_bytes": peak.value}
+
+
+def browser(path: Path, share: str) -> Row:
+    """Losses of steps on WebGPU in Chromium, and on the CPU in Python."""
+    sys.path.append(str(ROOT / "tests"))
+    from helpers.browser import (
+        ON_WEBGPU,
+        SOFTWARE,
+        node_package,
+        told_by,
+        webgpu_options,
+        write_steps,
+    )
+
+    package = node_package("onnxruntime-web")
+    if package is None:
+        return {"not_run": "no onnxruntime-web"}
+    with tempfile.TemporaryDirectory() as folder:
+        site = Path(folder) / "site"
+        site.mkdir()
+        (site / "node_modules").symlink_to(package.parent)
+        options = memplan.RewriteOptions(
+            memplan.parse_size(share), provider="webgpu", effort=EFFORT
+        )
+        less = site / "less.onnx"
+        memplan.rewrite(path, options, less)
+        trainer = memplan.Trainer(less, provider="cpu")
+        graph = open_model(less).graph
+        feeds = [synthesize(graph, seed) for seed in range(BROWSER_STEPS)]
+        names = [slot.name for slot in trainer.batch_slots]
+        batches = [{"lr": 1e-3} | {name: each[name] for name in names} for each in feeds]
+        with contextlib.chdir(site):
+            module = "./node_modules/onnxruntime-web/dist/ort.webgpu.min.mjs"
+            write_steps(less, batches, ON_WEBGPU, module, webgpu_options())
+        (site / "steps.html").write_text('<script type="module" src="steps.mjs"></script>')
+        told = json.loads(told_by("steps.html", site, switches=SOFTWARE))
+        cpu = [trainer.step(batch) for batch in batches]
+        trainer.close()
+    pairs = zip(cpu, told["losses"], strict=True)
+    return {
+        "onnxruntime-web": json.loads((package / "package.json").read_text())["version"],
+        **{name: told[name] for name in ("architecture", "submitted")},
+        "largest_relative_difference": max(abs(one - other) / abs(one) for one, other in pairs),
+        "cpu": cpu,
+        "webgpu": told["losses"],
+    }
+
+
+def wanted(options: argparse.Namespace) -> Iterator[tuple[Row, Callable[[], Row]]]:
+    """What rows are of, and how they are made."""
+    yield {"part": "adapter"}, adapter
+    yield {"part": "operators"}, operators
+    most = options.flops
+    paths = [path for folder in options.graphs for path in sorted(folder.glob("*.onnx"))]
+    for path in paths:
         if options.net and path.stem not in options.net:
             continue
-        row = rows.setdefault(path.stem, {})
-        if "original" not in row:
-            row["original"] = original_row(path)
-            options.json.write_text(json.dumps(record, indent=1) + "\n")
-        for share in options.share or ("70%", "50%"):
-            if share not in row:
-                row[share] = rewritten_row(path, share)
-                options.json.write_text(json.dumps(record, indent=1) + "\n")
-            print(
-                path.stem, share, row[share].get("refused", row[share].get("equality")), flush=True
+        yield {"part": "original", "net": path.stem}, partial(original, path, most)
+        yield {"part": "losses", "net": path.stem}, partial(losses, path, most)
+        for share in options.share or SHARES:
+            yield (
+                {"part": "rewritten", "net": path.stem, "share": share},
+                partial(rewritten, path, share, most),
             )
-    return 0
+        if path.stem in SHOWN:
+            yield (
+                {"part": "browser", "net": path.stem, "share": SHARES[0]},
+                partial(browser, path, SHARES[0]),
+            )
+    with tempfile.TemporaryDirectory() as folder:
+        chain = Path(folder) / "chain.onnx"
+        onnx.save(onnx.parser.parse_model(CHAIN), chain)
+        for path in (chain, *(path for path in paths if path.stem in SHOWN)):
+            for share in ("",) if path is chain else ("", "50%"):
+                for mode in MODES:
+                    yield (
+                        {"part": "buffers", "net": path.stem, "share": share, "mode": mode},
+                        partial(buffers, path, share, mode),
+                    )
+
+
+def rows(options: argparse.Namespace) -> Iterator[Row]:
+    """Every row that is not there yet."""
+    known: list[Row] = []
+    if options.json and options.json.exists():
+        known = json.loads(options.json.read_text())["results"]
+    for key, make in wanted(options):
+        chosen = not options.part or key["part"] in options.part
+        if chosen and not any(key.items() <= row.items() for row in known):
+            yield {**key, **make()}
+
+
+def main(argv: Sequence[str] | None = None) -> list[Row]:
+    """Run the command line."""
+    parser = arguments("webgpu", __doc__)
+    parser.add_argument("graphs", type=Path, nargs="+", help="folders of training graphs")
+    parser.add_argument("--net", action="append")
+    parser.add_argument("--part", action="append", choices=PARTS)
+    parser.add_argument("--share", action="append", help="budgets")
+    parser.add_argument("--flops", type=float, default=1e9, help="more are too slow in software")
+    return run(parser, rows, argv, of=("part", "net", "share", "mode"))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

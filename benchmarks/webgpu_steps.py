@@ -3,7 +3,7 @@
     memplan capture benchmarks/webgpu_steps.py:gpt -o STEPS/gpt.onnx --portable
 
 ``gpt``, ``vit`` and ``cnn`` (max pools, 3 × 3 by 2 and 2 × 2) are three networks; ``sample_*`` are
-those of the sample models whose own batches take minutes in software.
+the networks of the sample models, as one step of those takes minutes in software.
 """
 
 from __future__ import annotations
@@ -77,30 +77,30 @@ def cnn() -> TorchStep:
 
 
 def sample_mlp_adamw() -> TorchStep:
-    """The sample model, 128 rows."""
-    net = Mlp(256, width=512, depth=6, classes=10)
-    return _step(net, torch.optim.AdamW, _images(128, 256), _tokens(128, most=10))
+    """The sample model, narrow."""
+    net = Mlp(32, width=64, depth=6, classes=10)
+    return _step(net, torch.optim.AdamW, _images(1024, 32), _tokens(1024, most=10))
 
 
 def sample_cnn_bn() -> TorchStep:
-    """The sample model, 4 images; gradients are outputs."""
-    net = ResNet(widths=(24, 48, 96), blocks=2, classes=10)
+    """The sample model, narrow, 4 images; gradients are outputs."""
+    net = ResNet(widths=(8, 16, 32), blocks=2, classes=10)
     return TorchStep(net, None, (_images(4, 3, 32, 32), _tokens(4, most=10)))
 
 
 def sample_unet() -> TorchStep:
-    """The sample model, an image of 32 × 32; gradients are outputs."""
-    net = UNet(width=32, depth=3, classes=4)
+    """The sample model, narrow, an image of 32 × 32; gradients are outputs."""
+    net = UNet(width=8, depth=3, classes=4)
     return TorchStep(net, None, (_images(1, 3, 32, 32), _tokens(1, 32, 32, most=4)))
 
 
 def sample_gpt_dropout() -> TorchStep:
-    """The sample model, a sequence of 64; gradients are outputs."""
-    net = Gpt(512, 64, width=256, heads=4, depth=6, dropout=0.1)
-    return TorchStep(net, None, (_tokens(1, 64, most=512), _tokens(1, 64, most=512)))
+    """The sample model, narrow, sequences of 64; gradients are outputs."""
+    net = Gpt(64, 64, width=32, heads=4, depth=6, dropout=0.1)
+    return TorchStep(net, None, (_tokens(4, 64), _tokens(4, 64)))
 
 
 def sample_lstm() -> TorchStep:
-    """The sample model, 4 tokens of 8 sequences; gradients are outputs."""
-    net = LstmLm(512, width=512, layers=2)
-    return TorchStep(net, None, (_tokens(4, 8, most=512), _tokens(4, 8, most=512)))
+    """The sample model, narrow, 12 tokens of 32 sequences; gradients are outputs."""
+    net = LstmLm(64, width=64, layers=2)
+    return TorchStep(net, None, (_tokens(12, 32), _tokens(12, 32)))

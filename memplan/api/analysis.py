@@ -19,7 +19,7 @@ from memplan.ir.contract import Contract
 from memplan.ir.graph import Graph, Phase
 from memplan.ir.phases import Phases, count_phases
 from memplan.ops.cost import device_for
-from memplan.ops.faults import fault_notes
+from memplan.ops.faults import fault_notes, faults
 from memplan.ops.float_types import unsupported_kernels, unsupported_notes
 from memplan.ops.sharp_edges import edge_notes, sharp_edges
 from memplan.passes.loops.loop_pairs import RecurrentPair, find_pairs
@@ -37,7 +37,6 @@ from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.state_memory import bind_state, unbound
 from memplan.simulate.step_work import StepWork, step_work
 from memplan.simulate.timeline import Timeline, removable_casts, simulate
-from memplan.simulate.unrunnable import unrunnable
 from memplan.units import counted, format_bytes, shell_word
 
 SCHEMA = "memplan.analysis/1"
@@ -364,7 +363,7 @@ def analyze_session(
             inexact=(*analysis.inexact, note),
         )
     analysis = analyze_open(held.model, held.kind, held=True)
-    wrong, failing = runtime_faults(model, session.provider)
+    wrong, failing = runtime_faults(own, session.provider)
     return replace(
         analysis,
         session=session,
@@ -380,8 +379,12 @@ def runtime_faults(model: OpenModel, provider: str) -> tuple[tuple[str, ...], tu
     prepared = model.prepared
     edges = sharp_edges(prepared.bound, prepared.types)
     failing = unsupported_kernels(prepared.bound, provider, prepared.types)
-    faulty = fault_notes(unrunnable(model.graph, provider), provider)
-    return edge_notes(edges, provider), (*unsupported_notes(failing, provider), *faulty)
+    devices = model.devices
+    faulty = faults(model.graph, provider, devices.host_nodes) if devices is not None else ()
+    return edge_notes(edges, provider), (
+        *unsupported_notes(failing, provider),
+        *fault_notes(list(faulty), provider),
+    )
 
 
 def no_backward_notes(model: OpenModel) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from memplan.runtime.times import device_name, medians, steady, time_nodes
 from memplan.shapes.prepare import PreparedModel
 from memplan.simulate.opened import OpenModel, open_model
 from memplan.simulate.session import session_kind
-from memplan.simulate.unrunnable import require_fits, require_runs
+from memplan.simulate.unrunnable import require_runs
 from memplan.units import counted
 
 SCHEMA = "memplan.profile/1"
@@ -147,7 +147,6 @@ def _profile(model: OpenModel, options: ProfileOptions) -> Profile:
     prepared, graph = model.prepared, model.graph
     require_device(prepared.proto, options.provider)
     require_runs(graph, options.provider)
-    require_fits(graph, options.provider)
     feeds = (
         load_inputs(options.inputs, graph)
         if options.inputs is not None

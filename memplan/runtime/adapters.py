@@ -1,6 +1,7 @@
 """The GPUs that Vulkan shows, through ctypes: WebGPU's provider picks one of them on Linux.
 
-Offsets are those of ``VkPhysicalDeviceProperties2`` and of what it leads to (Vulkan 1.1).
+What is packed are ``VkApplicationInfo`` and ``VkInstanceCreateInfo`` (type 1); offsets are those of
+``VkPhysicalDeviceProperties2`` and of what it leads to (Vulkan 1.1).
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ SOFTWARE_ALLOWED = "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER"
 _PROPERTIES = 840  # bytes of the structure
 _TYPE, _NAME = 32, 36  # deviceType, deviceName
 _CPU = 4  # VK_PHYSICAL_DEVICE_TYPE_CPU
-_CREATE_INSTANCE = 1  # VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO
 _GET_PROPERTIES = 1000059001  # VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2
 _LIMITS = ((1000168000, 24), (1000413001, 16))
 """Structures of maintenance 3 and 4, and where ``maxMemoryAllocationSize`` and ``maxBufferSize``
@@ -36,31 +36,6 @@ class Adapter:
     largest_bytes: int
 
 
-class _Application(ctypes.Structure):
-    _fields_ = (
-        ("type", ctypes.c_int),
-        ("next", ctypes.c_void_p),
-        ("name", ctypes.c_void_p),
-        ("version", ctypes.c_uint),
-        ("engine", ctypes.c_void_p),
-        ("engine_version", ctypes.c_uint),
-        ("vulkan_version", ctypes.c_uint),
-    )
-
-
-class _InstanceInfo(ctypes.Structure):
-    _fields_ = (
-        ("type", ctypes.c_int),
-        ("next", ctypes.c_void_p),
-        ("flags", ctypes.c_uint),
-        ("application", ctypes.POINTER(_Application)),
-        ("layers", ctypes.c_uint),
-        ("layer_names", ctypes.c_void_p),
-        ("extensions", ctypes.c_uint),
-        ("extension_names", ctypes.c_void_p),
-    )
-
-
 def find_adapters() -> tuple[Adapter, ...] | str:
     """Every device, or why there is none; on Windows and macOS, where the provider goes another
     way, nothing can be said."""
@@ -71,9 +46,9 @@ def find_adapters() -> tuple[Adapter, ...] | str:
     except OSError:
         return "no Vulkan loader (libvulkan.so.1 is not there)"
     instance, count = ctypes.c_void_p(), ctypes.c_uint()
-    application = ctypes.pointer(_Application(vulkan_version=_VULKAN_1_1))
-    info = _InstanceInfo(type=_CREATE_INSTANCE, application=application)
-    if vulkan.vkCreateInstance(ctypes.byref(info), None, ctypes.byref(instance)):
+    application = ctypes.create_string_buffer(struct.pack("iPPIPII", *[0] * 6, _VULKAN_1_1))
+    info = struct.pack("iPIPIPIP", 1, 0, 0, ctypes.addressof(application), 0, 0, 0, 0)
+    if vulkan.vkCreateInstance(info, None, ctypes.byref(instance)):
         return "no Vulkan driver"
     try:
         vulkan.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), None)

@@ -6,7 +6,7 @@ import os
 from dataclasses import asdict, dataclass
 
 from memplan.errors import ProviderMissingError, RuntimeUnavailableError
-from memplan.providers import PROVIDERS
+from memplan.providers import PROVIDERS, on_host
 from memplan.runtime.adapters import Adapter, find_adapters
 from memplan.runtime.gpu import Gpu, find_gpu
 from memplan.runtime.installed import installed_package
@@ -113,11 +113,9 @@ def require(provider: str) -> None:
     Raises:
         RuntimeUnavailableError: it does not; the message says what the driver says.
     """
-    if provider == "webgpu":
-        start(provider)
-    if provider != "cuda":
+    if on_host(provider):
         return
-    gpu = find_gpu()
+    gpu = find_gpu() if provider == "cuda" else None
     if isinstance(gpu, str):
         raise ProviderMissingError(
             f"CUDA was asked for, but there is {gpu}", PROVIDERS["cuda"].cure

@@ -16,7 +16,7 @@ from memplan.providers import on_host
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.run_failures import explain
 from memplan.simulate.state_memory import EARLY
-from memplan.simulate.unrunnable import require_fits, require_runs
+from memplan.simulate.unrunnable import require_runs
 from memplan.training.guard import with_guard, with_loss_before
 from memplan.training.predict import bytes_between, predict
 from memplan.training.step_file import opened_step
@@ -74,7 +74,6 @@ def place(
     if not on_host(request.provider):
         graph = opened_step(model, Path("step.onnx"), request.dims).graph
         require_runs(graph, request.provider)
-        require_fits(graph, request.provider)
     if not pairs or not in_place or request.session == "default":
         why = PLAIN if in_place else "it was asked for"
         return Placing(model, {}, pairs, dict.fromkeys(pairs, why))

@@ -1,5 +1,6 @@
-"""``docs/browser.md`` as it stands, in Chromium, with onnxruntime-web; and steps of other networks
-in the same WebAssembly, under node. Skipped where one of them is missing."""
+"""``docs/browser.md`` as it stands, in Chromium, with onnxruntime-web; steps of other networks in
+the same WebAssembly, under node; and a rewritten step on WebGPU. Skipped where one of them is
+missing."""
 
 from __future__ import annotations
 
@@ -13,11 +14,20 @@ import numpy as np
 import onnx
 import pytest
 
-from helpers.browser import CHROMIUM, node_package, told_by
+from helpers.browser import (
+    CHROMIUM,
+    IN_NODE,
+    ON_WEBGPU,
+    SOFTWARE,
+    node_package,
+    told_by,
+    webgpu_options,
+    write_steps,
+)
 from helpers.networks import FAMILIES, batches, training_step
-from helpers.pages import DOCS, files, follow
+from helpers.pages import DOCS, follow
 from helpers.processes import HANG_SECONDS
-from memplan import Trainer
+from memplan import GradOptions, RewriteOptions, Trainer, grad, parse_size, rewrite
 
 PACKAGE = node_package("onnxruntime-web")
 NODE = shutil.which("node")
@@ -38,35 +48,6 @@ const waiting = setInterval(async () => {
   tell(document.querySelector("pre").textContent);
 }, 20);
 </script>"""
-# Three steps under node, of a file that split.py has split.
-STEPS = """import * as ort from "PACKAGE/dist/ort.node.min.mjs";
-import { readFileSync } from "node:fs";
-const open = (name) => ort.InferenceSession.create(readFileSync(name));
-const arrays = { float: ["float32", Float32Array], int64: ["int64", BigInt64Array] };
-ort.env.wasm.numThreads = 1;
-const [start, step] = [await open("start.onnx"), await open("step.onnx")];
-const state = { ...(await start.run({})) };
-for (const { name, shape } of step.inputMetadata) {
-  if (!(name in state) && step.outputNames.includes(`${name}_new`)) {
-    const size = shape.reduce((product, length) => product * length, 1);
-    state[name] = new ort.Tensor("float32", new Float32Array(size), shape);
-  }
-}
-const losses = [];
-for (const batch of JSON.parse(readFileSync("batches.json"))) {
-  const feeds = { ...state };
-  for (const [name, { type, dims, data }] of Object.entries(batch)) {
-    const values = type === "int64" ? data.map(BigInt) : data;
-    feeds[name] = new ort.Tensor(type, values, dims);
-  }
-  const results = await step.run(feeds);
-  for (const name of step.outputNames) {
-    if (name.endsWith("_new")) state[name.slice(0, -4)] = results[name];
-  }
-  losses.push(results.loss.data[0]);
-}
-console.log(JSON.stringify(losses));
-"""
 
 
 def losses(text: str) -> list[float]:
@@ -108,23 +89,69 @@ def test_steps_of_other_networks_train_in_webassembly(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     step = training_step(family)
-    onnx.save(step, "training.onnx")
-    Path("split.py").write_text(files("browser.md")["split.py"], encoding="utf-8")
-    runpy.run_path("split.py")
+    onnx.save(step, "made.onnx")
     data = batches(step, 3)
-    kinds = {np.dtype(np.float32): "float32", np.dtype(np.int64): "int64"}
-    said = [
-        {
-            name: {"type": kinds[a.dtype], "dims": a.shape, "data": a.ravel().tolist()}
-            for name, a in batch.items()
-        }
-        for batch in data
-    ]
-    Path("batches.json").write_text(json.dumps(said), encoding="utf-8")
-    Path("steps.mjs").write_text(STEPS.replace("PACKAGE", str(PACKAGE)), encoding="utf-8")
+    module = f"{PACKAGE}/dist/ort.node.min.mjs"
+    write_steps(Path("made.onnx"), data, IN_NODE, module)
     assert NODE is not None
     done = subprocess.run([NODE, "steps.mjs"], capture_output=True, text=True, timeout=HANG_SECONDS)
     assert done.returncode == 0, done.stderr[-2000:]
     trainer = Trainer("training.onnx")
     expected = [trainer.step(batch) for batch in data]
     np.testing.assert_allclose(json.loads(done.stdout), expected, rtol=1e-5)
+
+
+CONVOLVED = """<ir_version: 10, opset_import: ["": 20]>
+net (float[4, 1, 16, 16] x) => (float[4, 3] logits) {
+    c0 = Conv <pads = [1, 1, 1, 1]> (x, w0)
+    a0 = Gelu (c0)
+    c1 = Conv <pads = [1, 1, 1, 1]> (a0, w1)
+    a1 = Tanh (c1)
+    c2 = Conv <pads = [1, 1, 1, 1]> (a1, w2)
+    p = MaxPool <kernel_shape = [4, 4], strides = [4, 4]> (c2)
+    f = Flatten (p)
+    logits = MatMul (f, head)
+}"""
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium")
+def test_a_step_that_is_rewritten_for_webgpu_trains_on_it_in_the_browser(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.chdir(site)
+    assert PACKAGE is not None
+    (site / "node_modules").symlink_to(PACKAGE.parent)
+    model, rng = onnx.parser.parse_model(CONVOLVED), np.random.default_rng(0)
+    for name, size in {"w0": (4, 1, 3, 3), "w1": (4, 4, 3, 3), "w2": (4, 4, 3, 3)}.items():
+        weights = rng.standard_normal(size).astype(np.float32) / 3
+        model.graph.initializer.append(onnx.numpy_helper.from_array(weights, name))
+    head = rng.standard_normal((64, 3)).astype(np.float32) / 8
+    model.graph.initializer.append(onnx.numpy_helper.from_array(head, "head"))
+    asked = GradOptions(loss="cross-entropy", logits="logits", optimizer="sgd", portable=True)
+    grad(model, asked, "whole.onnx")
+    options = RewriteOptions(parse_size("85%"), provider="webgpu", effort=5)
+    made = rewrite("whole.onnx", options, "less.onnx")
+    assert made.plan.recomputed
+    batches = [
+        {
+            "x": rng.standard_normal((4, 1, 16, 16)).astype(np.float32),
+            "labels": rng.integers(0, 3, 4),
+            "lr": np.float32(0.1),
+        }
+        for _ in range(4)
+    ]
+    module = "./node_modules/onnxruntime-web/dist/ort.webgpu.min.mjs"
+    write_steps(Path("less.onnx"), batches, ON_WEBGPU, module, webgpu_options())
+    Path("steps.html").write_text('<script type="module" src="steps.mjs"></script>')
+    told = told_by("steps.html", site, switches=SOFTWARE)
+    if told == "no adapter":
+        pytest.skip("Chromium has no WebGPU adapter")
+    assert told.startswith("{"), told
+    found = json.loads(told)
+    assert found["submitted"] > 4
+    trainer = Trainer("less.onnx", provider="cpu")
+    expected = [trainer.step(batch) for batch in batches]
+    np.testing.assert_allclose(found["losses"], expected, rtol=1e-5)
+    assert expected[3] != expected[0]

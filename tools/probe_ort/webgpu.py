@@ -165,7 +165,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         compiled("vulkan_count.c", Path(folder) / "libvulkan.so.1")
         path = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}"
-        environment = {**os.environ, "MEMPLAN_VULKAN": _loader(), "LD_LIBRARY_PATH": path}
+        environment = {**os.environ, "MEMPLAN_VULKAN": loader(), "LD_LIBRARY_PATH": path}
         results = told([__file__, "--out", ".", "--child"], environment)
     for index, result in results.items():
         if DIED in result:
@@ -189,7 +189,7 @@ def main() -> int:
     os._exit(0)
 
 
-def _loader() -> str:
+def loader() -> str:
     """Where Vulkan's loader is, which the counter stands in front of."""
     ctypes.CDLL("libvulkan.so.1")
     maps = Path("/proc/self/maps").read_text().splitlines()

@@ -304,7 +304,7 @@ def _read(
         notes = (f"opset raised to {OLDEST_OPSET}: plain sessions need it",)
     _require_opens(prepared, options.provider)
     model = open_step(prepared, session, loss=options.loss, state=options.state)
-    require_runs(model.graph, options.provider)
+    require_runs(model.graph, options.provider, here=False)
     if session.name == "default" and narrow_types(model.graph, session):
         raise UsageError(
             "plans for plain sessions are not made in float16 or bfloat16 on the CPU: ONNX Runtime "

@@ -63,7 +63,7 @@ from memplan.simulate.opened import OpenModel, on_devices, opened
 from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, resident_bytes, simulate
-from memplan.simulate.unrunnable import require_fits, require_runs
+from memplan.simulate.unrunnable import require_runs
 from memplan.units import counted
 
 __all__ = ["Run", "ValidateOptions", "Validation", "validate"]
@@ -134,7 +134,6 @@ def _of_files(
         require_device(model, request.provider)
     for opened_model in (before, after):
         require_runs(opened_model.graph, request.provider)
-        require_fits(opened_model.graph, request.provider)
     plain = options.plain and not PROVIDERS[request.provider].plugin
     case = _Case(before, after, metadata, plain)
     with opened_bench(

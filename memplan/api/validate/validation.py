@@ -88,7 +88,7 @@ class Run:
             "further_draws": [
                 {"dynamic_bytes": measured(nbytes)} for nbytes in self.further_dynamic_bytes
             ],
-            "arena_bytes": self.arena_bytes,
+            "arena_bytes": measured(self.arena_bytes),
             "rss_growth_bytes": self.rss_growth_bytes,
             "seconds_median": self.seconds_median,
             "nodes_by_provider": dict(self.providers),
@@ -171,16 +171,17 @@ class Validation(Summary):
 
     @property
     def later_within_budget(self) -> bool | None:
-        """Whether every run after the first keeps the budget too."""
-        if self.budget_bytes is None:
+        """Whether every run after the first keeps the budget too, as :attr:`within_budget`."""
+        if self.budget_bytes is None or not self.rewritten.counted:
             return None
         run = self.rewritten
         return run.resident_bytes + max(run.all_dynamic_bytes[1:]) <= self.budget_bytes
 
     @property
     def within_budget(self) -> bool | None:
-        """Whether the measured peak keeps the budget; None when the file records none."""
-        if self.budget_bytes is None:
+        """Whether the measured peak keeps the budget; None when the file records none, and where
+        the provider does not say what it uses."""
+        if self.budget_bytes is None or not self.rewritten.counted:
             return None
         return self.rewritten.measured_peak_bytes <= self.budget_bytes
 

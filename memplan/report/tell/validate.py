@@ -53,7 +53,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
                     _row(f"dynamic, draw {k + 2}, measured", (_further(run, k) for run in runs))
                     for k in range(draws)
                 ),
-                _row("arena held", (run.arena_bytes for run in runs)),
+                _row("arena held", (_seen(run, run.arena_bytes) for run in runs)),
                 _row("RSS growth, first run", (run.rss_growth_bytes for run in runs)),
                 _row("step time, median", (_seconds(run.seconds_median) for run in runs)),
             ],

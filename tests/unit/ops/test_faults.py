@@ -77,13 +77,14 @@ def test_a_tensor_that_no_buffer_of_the_adapter_holds_is_told(
     text = "(float[4, 8] x) => (float[4, 8] y) { r = LogSoftmax(x) y = Relu(r) }"
     graph = open_model(written(tmp_path, text)).graph
     monkeypatch.setattr(unrunnable, "largest_buffer", lambda: ("Tiny", 128))
-    unrunnable.require_fits(graph, "webgpu")
+    unrunnable.require_runs(graph, "webgpu")
     monkeypatch.setattr(unrunnable, "largest_buffer", lambda: ("Tiny", 127))
     with pytest.raises(
         RuntimeUnavailableError, match=r"takes 128 B .* a buffer of Tiny at most 127"
     ):
-        unrunnable.require_fits(graph, "webgpu")
-    unrunnable.require_fits(graph, "cuda")
+        unrunnable.require_runs(graph, "webgpu")
+    unrunnable.require_runs(graph, "webgpu", here=False)
+    unrunnable.require_runs(graph, "cuda")
 
 
 def test_plain_sessions_are_not_simulated(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from memplan.api.grad.check_outcome import GradientCheck, GradientsDifferError
     from memplan.api.grad.differentiate import grad, gradients
     from memplan.api.grad.training_graph import TrainingGraph
-    from memplan.api.lower.lowered import LoweredGraph, lower
+    from memplan.api.lower import LoweredGraph, lower
     from memplan.api.profiling import Profile, profile
     from memplan.api.rewrite.rewrite_result import Rewrite
     from memplan.api.rewrite.rewriting import replay, rewrite
@@ -59,7 +59,7 @@ _HOME = {
     "GradientCheck": "memplan.api.grad.check_outcome",
     "GradientsDifferError": "memplan.api.grad.check_outcome",
     "LowerOptions": "memplan.options",
-    "LoweredGraph": "memplan.api.lower.lowered",
+    "LoweredGraph": "memplan.api.lower",
     "MemplanError": "memplan.errors",
     "Profile": "memplan.api.profiling",
     "ProfileOptions": "memplan.options",
@@ -79,7 +79,7 @@ _HOME = {
     "grad": "memplan.api.grad.differentiate",
     "gradients": "memplan.api.grad.differentiate",
     "load": "memplan.runtime.load_session",
-    "lower": "memplan.api.lower.lowered",
+    "lower": "memplan.api.lower",
     "parse_size": "memplan.units",
     "profile": "memplan.api.profiling",
     "replay": "memplan.api.rewrite.rewriting",

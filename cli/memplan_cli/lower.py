@@ -42,7 +42,7 @@ def command(training_model: Path, output: Path, check: bool, report: Report, **a
     accumulation buffers and flags are removed. The error names every operator that cannot be
     converted.
     """
-    from memplan.api.lower.lowered import lower
+    from memplan.api.lower import lower
     from memplan.report.tell.lower import tell_lowered
 
     to_stdout = one_on_stdout(output, report.form, "the model and the JSON")

@@ -22,5 +22,5 @@ it gives a frozen dataclass with ``as_json``.
 ``grad``, ``gradients``
     in ``grad/differentiate``: a forward graph; gives ``TrainingGraph``, a training graph
 ``lower``
-    in ``lower/lowering``: a file of onnxruntime-training; gives ``LoweredGraph``, one without them
+    in ``lower``: a file of onnxruntime-training; gives ``LoweredGraph``, one without them
 """

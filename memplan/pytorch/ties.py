@@ -154,7 +154,7 @@ def atan2(y: Tensor, x: Tensor) -> Tensor:
     steep = y.abs() > x.abs()
     below = torch.where(steep, y, torch.where(x == 0, 1.0, x))
     angle = torch.atan(torch.where(steep, -x, y) / below)
-    turned = torch.where(y < 0, -math.pi, math.pi)
+    turned = torch.where(y.signbit(), -math.pi, math.pi)
     flat = torch.where(x < 0, turned, 0.0)
     return angle + torch.where(steep, turned / 2, flat).to(angle.dtype)
 

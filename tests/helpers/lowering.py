@@ -15,7 +15,7 @@ from onnx.reference.op_run import OpRun
 
 from helpers.float64_ops import OPS
 from helpers.gradients import draw
-from memplan.api.lower.lowering import Lowered, lower_model
+from memplan.api.lower import LoweredGraph, lower_model
 
 Array = npt.NDArray[Any]
 MICROSOFT, ATEN = "com.microsoft", "org.pytorch.aten"
@@ -98,7 +98,7 @@ def evaluate(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Ar
     return dict(zip(names, map(np.asarray, values), strict=True))
 
 
-def lowered(model: onnx.ModelProto, **options: Any) -> Lowered:
+def lowered(model: onnx.ModelProto, **options: Any) -> LoweredGraph:
     """The model in standard operators, which ONNX's checker accepts; gradients are not checked."""
     found = lower_model(model, Path("model.onnx"), check=False, **options)
     assert {item.domain for item in found.model.opset_import} == {""}

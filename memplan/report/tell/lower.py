@@ -11,7 +11,7 @@ from memplan.report.tell.names import feed_back, listed, named, nodes_by_phase
 from memplan.units import counted
 
 if TYPE_CHECKING:
-    from memplan.api.lower.lowered import LoweredGraph
+    from memplan.api.lower import LoweredGraph
 
 
 def tell_lowered(result: LoweredGraph, details: bool = False) -> Report:

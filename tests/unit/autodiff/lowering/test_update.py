@@ -11,7 +11,7 @@ import pytest
 from helpers import ort_artifacts as made
 from helpers.gradients import runtime
 from helpers.lowering import lowered, node
-from memplan.api.lower.lowering import Lowered
+from memplan.api.lower import LoweredGraph
 from memplan.autodiff.lowering.optimizer_model import optimizer_text, read_optimizer
 from memplan.errors import ModelError
 from memplan.ir.graph import Phase
@@ -23,12 +23,14 @@ STEPS = 4
 Array = Any
 
 
-def step_of(op: str = "AdamWOptimizer", clip: float | None = None, **attributes: Any) -> Lowered:
+def step_of(
+    op: str = "AdamWOptimizer", clip: float | None = None, **attributes: Any
+) -> LoweredGraph:
     optimizer = read_optimizer(made.optimizer_model(op, clip, **attributes), "optimizer_model.onnx")
     return lowered(made.training_model(), optimizer=optimizer)
 
 
-def trained(found: Lowered, rate: float | None = None) -> list[dict[str, Array]]:
+def trained(found: LoweredGraph, rate: float | None = None) -> list[dict[str, Array]]:
     """The parameters after each step; state begins at zero, and the counter by its default."""
     state = {n: v for n, v in made.feeds().items() if n in made.SIZES}
     roles = found.contract.roles
@@ -160,7 +162,7 @@ def test_a_step_of_0_counts_as_1() -> None:
     np.testing.assert_array_equal(zero["fc1.weight_new"], one["fc1.weight_new"])
 
 
-def places(found: Lowered) -> dict[str, tuple[int, int, int]]:
+def places(found: LoweredGraph) -> dict[str, tuple[int, int, int]]:
     """For each parameter: its last reader, its first and its last node of the update."""
     order = found.model.graph.node
     own = {n: f"{n}/update" for n in made.TRAINED}

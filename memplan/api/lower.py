@@ -1,10 +1,14 @@
-"""A training graph of onnxruntime-training in memory → one in standard operators: its forward part,
-differentiated as ``grad`` does it."""
+"""``lower``: a training graph of onnxruntime-training → the same in standard operators: its forward
+part, differentiated as ``grad`` does it.
+
+It answers what stock ONNX Runtime can run of what its training package left behind. It takes a path
+or a ``ModelProto`` and ``LowerOptions``; it gives a ``LoweredGraph``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
@@ -12,41 +16,138 @@ import onnx
 from memplan.api.grad.check_outcome import GradientCheck, skipped
 from memplan.api.grad.gradient_check import checked
 from memplan.api.grad.step_contract import contract_of
+from memplan.api.source import Model, as_file, shown_path
+from memplan.api.summary import Summary, attributes_json, phase_counts
 from memplan.autodiff.backward import GradientSink, build_gradients
 from memplan.autodiff.finished_graph import finished
 from memplan.autodiff.forward.annotate import flat_checked
 from memplan.autodiff.forward.expand import emitter_for
 from memplan.autodiff.forward.foreign import written_out
 from memplan.autodiff.lowering.differentiation import Differentiation, differentiation_of
-from memplan.autodiff.lowering.ort_checkpoint import Checkpoint, apply_checkpoint
+from memplan.autodiff.lowering.optimizer_model import optimizer_text, read_optimizer
+from memplan.autodiff.lowering.ort_checkpoint import Checkpoint, apply_checkpoint, read_checkpoint
 from memplan.autodiff.lowering.strip import strip
 from memplan.autodiff.optimizers.optimizer import Optimizer
 from memplan.autodiff.optimizers.updates import Updates, members_of
 from memplan.autodiff.statistics import Statistics, renew_statistics
 from memplan.errors import ModelError
 from memplan.ir.contract import Contract
+from memplan.ir.graph import Phase
 from memplan.ir.roles import Role
+from memplan.options import LowerOptions
 from memplan.proto.edit import copied
 from memplan.proto.metadata import APART, STATE, get_metadata, set_metadata
+from memplan.proto.paths import as_output, as_path
+from memplan.proto.read import read_model
+from memplan.proto.weights import NO_WEIGHTS, Placement, plan_weights, write_with_weights
+from memplan.proto.write import check_target
 from memplan.shapes.tensor_type import FLOATS, Types
 from memplan.units import counted
 
+SCHEMA = "memplan.lower/1"
 
-@dataclass(frozen=True, slots=True)
-class Lowered:
-    """A training graph in standard operators.
 
-    ``replaced`` counts the foreign operators by name. ``fed`` are gradients of outputs that are
-    graph inputs, ``seeded`` is the output whose gradient is 1 by ORTModule's boundary.
+@dataclass(frozen=True, slots=True, repr=False)
+class LoweredGraph(Summary):
+    """The answer of ``lower``; ``output`` is None if nothing was written.
+
+    ``replaced`` counts the operators that ONNX does not define, by name. ``fed`` are gradients that
+    whoever runs the file brings, as inputs; ``seeded`` is the output whose gradient is 1 by
+    ORTModule's boundary.
+    ``check`` is None if it was not asked for.
     """
 
+    path: Path
+    output: Path | None
+    options: LowerOptions
     model: onnx.ModelProto
     contract: Contract
     replaced: Mapping[str, int]
-    fed: tuple[str, ...]
-    seeded: str | None
-    notes: tuple[str, ...]
-    check: GradientCheck | None
+    optimizer: str = "none"
+    fed: tuple[str, ...] = ()
+    seeded: str | None = None
+    notes: tuple[str, ...] = ()
+    placement: Placement = field(default=NO_WEIGHTS)
+    check: GradientCheck | None = None
+
+    @property
+    def loss(self) -> str | None:
+        """The loss output."""
+        return self.contract.loss
+
+    @property
+    def nodes(self) -> Mapping[Phase, int]:
+        """How many nodes each part has; the loss counts as forward."""
+        return phase_counts(self.model.graph)
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """Parameters that have a gradient, or a new value."""
+        renewed = {*self.contract.gradients.values(), *self.contract.new_values.values()}
+        return tuple(n for n in self.contract.named(Role.PARAMETER) if n in renewed)
+
+    def as_json(self) -> dict[str, object]:
+        """The JSON object of the contract."""
+        return {
+            "schema": SCHEMA,
+            **attributes_json(self, "loss", "optimizer", "replaced", "nodes"),
+            **attributes_json(self.contract, "roles", "gradients", "new_values"),
+            "fed_gradients": list(self.fed),
+            **attributes_json(self, "seeded", "notes"),
+            "weights": self.placement.how,
+            **attributes_json(self, "check", "output"),
+        }
+
+
+def lower(
+    path: Model,
+    output: Path | str | None = None,
+    options: LowerOptions | None = None,
+    *,
+    force: bool = False,
+    check: bool = True,
+) -> LoweredGraph:
+    """Lower the training graph in ``path``, one of onnxruntime-training, to standard operators.
+
+    Args:
+        path: a training model of its artifacts, or a graph that ORTModule saved: a path or a
+            ``ModelProto``.
+        output: where to write; None: nowhere.
+        options: the loss, the optimizer model, the checkpoint, what becomes of weights.
+        force: overwrite ``output``.
+        check: hold the gradients against central differences of the graph's own forward part.
+
+    Raises:
+        GradientsDifferError: they are not its gradients; nothing is written.
+        ModelError: a model cannot be read, or has operators that are not known; all are named.
+        UsageError: bad option or output path.
+    """
+    target = as_output(output)
+    with as_file(path) as file:
+        found = _lower(file, options or LowerOptions(), target, force, check)
+    return replace(found, path=shown_path(path))
+
+
+def _lower(
+    path: Path, options: LowerOptions, output: Path | None, force: bool, check: bool
+) -> LoweredGraph:
+    """The same for a file."""
+    further = (options.optimizer_model, options.checkpoint)
+    update, saved = (as_path(file) if file is not None else None for file in further)
+    if output is not None:
+        check_target(output, force, path, update, saved)
+    optimizer = read_optimizer(read_model(update), str(update)) if update is not None else None
+    checkpoint = read_checkpoint(saved) if saved is not None else None
+    if optimizer is not None and checkpoint is not None and checkpoint.rate is not None:
+        optimizer = replace(optimizer, lr=checkpoint.rate)
+    model = read_model(path)
+    placement = NO_WEIGHTS
+    if output is not None:
+        placement = plan_weights(model, path, output, options.weights, force, update, saved)
+    found = lower_model(model, path, options.loss, optimizer, checkpoint, check=check)
+    if output is not None:
+        placement = write_with_weights(found.model, path, output, placement, force=force)
+    return replace(found, output=output, options=options, placement=placement)
 
 
 def lower_model(
@@ -57,7 +158,7 @@ def lower_model(
     checkpoint: Checkpoint | None = None,
     *,
     check: bool = True,
-) -> Lowered:
+) -> LoweredGraph:
     """Lower a model; it is not changed.
 
     Args:
@@ -98,8 +199,19 @@ def lower_model(
     contract = _contract(result.graph, asked, sink, statistics, checkpoint, fed)
     told = {**contract.as_metadata(), STATE: APART}  # as its own sessions were fed
     set_metadata(result, {**get_metadata(result), **told})
-    notes = tuple(_notes(asked, fed, statistics))
-    return Lowered(result, contract, stripped.replaced, fed, asked.seeded, notes, outcome)
+    return LoweredGraph(
+        path=path,
+        output=None,
+        options=LowerOptions(),
+        model=result,
+        contract=contract,
+        replaced=stripped.replaced,
+        optimizer=optimizer_text(optimizer) if optimizer is not None else "none",
+        fed=fed,
+        seeded=asked.seeded,
+        notes=tuple(_notes(asked, fed, statistics)),
+        check=outcome,
+    )
 
 
 def _order(graph: onnx.GraphProto, asked: Differentiation, sink: GradientSink) -> None:

@@ -157,24 +157,11 @@ def multi_margin_loss(
     return reduced(loss, REDUCTIONS.index(reduction))
 
 
-def ctc_loss(*args: object, **kwargs: object) -> Tensor:
-    """No form of it in ONNX.
-
-    Raises:
-        ModelError: always.
-    """
-    raise ModelError(
-        "ctc_loss cannot be captured: ONNX has no form for it",
-        "write its recursion with torch operations, or leave the loss to PyTorch",
-    )
-
-
 _FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     functional.embedding: embedding,
     functional.embedding_bag: embedding_bag,
     functional.gaussian_nll_loss: gaussian_nll_loss,
     functional.multi_margin_loss: multi_margin_loss,
-    functional.ctc_loss: ctc_loss,
 }
 
 

@@ -53,8 +53,7 @@ class LoweredGraph(Summary):
 
     ``replaced`` counts the operators that ONNX does not define, by name. ``fed`` are gradients that
     whoever runs the file brings, as inputs; ``seeded`` is the output whose gradient is 1 by
-    ORTModule's boundary.
-    ``check`` is None if it was not asked for.
+    ORTModule's boundary. ``check`` is None if it was not asked for.
     """
 
     path: Path

@@ -71,7 +71,7 @@ class NoPlanError(InfeasibleError):
     def __init__(self, prepared: Prepared, message: str, way: str = "") -> None:
         self.graph, self.session = prepared.request.graph, prepared.request.session
         self.floor, self.way = prepared.floor, way
-        self.floor_bytes = prepared.resident_bytes + self.floor.with_workspace
+        self.floor_bytes = prepared.floor_bytes
         super().__init__(message)
         self.explain(
             f"{format_bytes(prepared.resident_bytes)} resident, the rest set by "
@@ -130,6 +130,11 @@ class Prepared:
     peak_bytes: int
     reserved_bytes: int = 0
     copy_seconds: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def floor_bytes(self) -> int:
+        """No plan takes less, resident bytes and workspace included."""
+        return self.resident_bytes + self.floor.with_workspace
 
 
 def prepare(request: PlanRequest, *, rebuild: bool = True) -> Prepared:
@@ -342,7 +347,7 @@ def _offloaded(prepared: Prepared, runs: Mapping[int, int]) -> tuple[Offloaded, 
 
 
 def _below_floor(prepared: Prepared) -> InfeasibleError:
-    need = prepared.resident_bytes + prepared.floor.with_workspace
+    need = prepared.floor_bytes
     return NoPlanError(
         prepared,
         f"budget {prepared.request.budget_bytes:,} B is below the floor {need:,} B "

@@ -28,6 +28,7 @@ from memplan.ops.sharp_edges import (
     wrong_optimizers,
 )
 from memplan.passes.chunk.asked import NAME as CHUNK
+from memplan.passes.chunk.asked import REGIONS
 from memplan.passes.chunk.choose_chunks import ChunkRegions
 from memplan.passes.chunk.chunk_layers import ChunkLayers
 from memplan.passes.graph_pass import Pass
@@ -175,7 +176,7 @@ def _as_held(source: Source, goal: Goal) -> Variant:
 
 def candidates(variant: Variant, goal: Goal) -> Iterator[Candidate]:
     """The variant with every choice of what its loops store, by rising cost; then with chunks, if
-    they may be made.
+    they may be made: where the least peak is asked for, what lowers the floor most comes first.
 
     Raises:
         UsageError: what is asked of the loops cannot be done.
@@ -185,8 +186,9 @@ def candidates(variant: Variant, goal: Goal) -> Iterator[Candidate]:
     if asked is None or asked.optional:
         yield from every
     if asked is not None:
+        tries = sorted(asked.tries, key=lambda pair: goal.lowest and pair[0] != REGIONS)
         for each in every[:1] if asked.optional else every:
-            for kind, count in asked.tries:
+            for kind, count in tries:
                 yield replace(each, chunk=_CHUNKS[kind](count, goal.budget_bytes))
 
 

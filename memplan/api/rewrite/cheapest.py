@@ -1,10 +1,11 @@
 """Plan the candidates; the best plan so far is kept, whatever comes after it.
 
 Candidates come by rising least cost, so the search among them is a branch and bound: where the best
-plan costs no more than the next must, it is the answer. Where several are left and the clock
-decides, they are looked at in rounds, each for a second in the first and twice as long in every
-further one. How long a look takes does not depend on the limit, so a run with more time begins as
-one with less does, and goes on from there: its plan is never worse.
+plan costs no more than the next must, it is the answer; where the least peak is asked for, what
+cannot get below that of the best by its floor is left. Where several are left and the clock
+decides, they are looked at in rounds: each for a second in the first, and in every further one the
+better half of them twice as long. How long a look takes does not depend on the limit, so a run with
+more time begins as one with less does, and goes on from there: its plan is never worse.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from memplan.simulate.opened import OpenModel
 
 _FIRST_LOOK = 1.0  # seconds
 _LEAST_LOOK = 0.1  # a shorter one brings nothing
+_MAKING = 5.0  # seconds for the choice of chunks of a kind, at most
 LATE = "not tried, as time was over"
 
 
@@ -125,6 +127,11 @@ class _Entry:
     def nodes(self) -> int:
         return len(self.model.graph.nodes)
 
+    @property
+    def floor_bytes(self) -> int:
+        """No plan takes less; 0 where that is not known."""
+        return self.asked.floor_bytes if isinstance(self.asked, Prepared) else 0
+
 
 @dataclass(slots=True)
 class _Contest:
@@ -150,14 +157,20 @@ class _Contest:
             alone = len(every) == 1 and len(entries) == 1
             for entry in entries:
                 self._look(entry, self.goal.spare(entry.nodes) if alone else _FIRST_LOOK)
-        seconds = _FIRST_LOOK
+        seconds, many = _FIRST_LOOK, len(self.entries)
         while waiting := [each for each in self.entries if not each.closed]:
-            seconds *= 2
-            for entry in waiting:
+            seconds, many = 2 * seconds, max(1, many // 2)
+            for entry in sorted(waiting, key=self._rank)[:many]:
                 if self._spare(entry.nodes) < _LEAST_LOOK:
                     return self._answer()
                 self._look(entry, seconds)
         return self._answer()
+
+    def _rank(self, entry: _Entry) -> float:
+        """The lower, the better what has come of an entry."""
+        if entry.best is None:
+            return math.inf
+        return entry.best.peak_bytes if self.goal.lowest else entry.best.extra_cost
 
     def _answer(self) -> Planned:
         if self.best is None:
@@ -178,7 +191,8 @@ class _Contest:
             self.tried[candidate.kind] = LATE
             return []
         if chunk is not None:
-            room = goal.room(max(seconds - _FIRST_LOOK, goal.grace))
+            most = _MAKING if math.isfinite(seconds) else seconds
+            room = goal.room(min(max(seconds - _FIRST_LOOK, goal.grace), most))
             candidate = replace(candidate, chunk=replace(chunk, room=room))
         known = next((e.steps for e in ran if e.candidate.model is candidate.model), ())
         steps = steps_of(candidate, goal, known)
@@ -199,9 +213,11 @@ class _Contest:
         """Plan one entry within so many seconds, and keep the best of all."""
         goal, kind = self.goal, entry.candidate.kind
         other = self.best is not None and self.best.candidate is not entry.candidate
-        if other and self._needless(entry.least_cost):  # else it may be as cheap, and lower
+        # Else it may be as cheap, and lower.
+        if other and self._needless(entry.least_cost, entry.floor_bytes):
             entry.closed = True
-            self.tried.setdefault(kind, f"at least {100 * entry.least_cost:.2f}% more time")
+            least = f"at least {100 * entry.least_cost:.2f}% more time"
+            self.tried.setdefault(kind, "no lower" if goal.lowest else least)
             return
         entry.closed = True  # unless its search uses up its time
         try:
@@ -215,10 +231,12 @@ class _Contest:
         self.best = _better(found, self.best, goal)
         self.tried[kind] = f"{100 * entry.best.extra_cost:.2f}% more time"
 
-    def _needless(self, least_cost: float) -> bool:
-        """Whether a plan that costs so much cannot be the best."""
-        if self.best is None or self.goal.lowest:
+    def _needless(self, least_cost: float, floor_bytes: int = 0) -> bool:
+        """Whether a plan that costs so much, or takes so much, cannot be the best."""
+        if self.best is None:
             return False
+        if self.goal.lowest:
+            return self.best.peak_bytes <= floor_bytes
         return self.best.extra_cost <= least_cost
 
     def _spare(self, nodes: int) -> float:

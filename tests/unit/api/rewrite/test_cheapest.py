@@ -42,6 +42,7 @@ def taken(
     *,
     lowest: bool = False,
     clock: list[float] | None = None,
+    prepared: Callable[..., Any] = lambda *_: object(),
 ) -> tuple[Planned, list[str], float]:
     """The plan, whose turn it was to be looked at, and when all was over."""
     time, looked = [0.0] if clock is None else clock, list[str]()
@@ -70,7 +71,7 @@ def taken(
         patch.setattr(cheapest, "steps_of", lambda *_: ())
         patch.setattr(cheapest, "orders_of", lambda *_: ((),))
         patch.setattr(cheapest, "chunk_cost", lambda *_: 0.0)
-        patch.setattr(cheapest, "_prepared", lambda *_: object())
+        patch.setattr(cheapest, "_prepared", prepared)
         patch.setattr(cheapest, "_plan", look)
         contest = cheapest._Contest(goal)
         found = contest.winner([candidate(name, least(name)) for name in every])
@@ -134,9 +135,27 @@ def test_what_costs_more_may_be_lower() -> None:
     assert cost(found) == 0.5
 
 
-def test_every_look_is_twice_as_long_as_the_one_before() -> None:
-    """2 x (1 + 2 + 4 + 8) seconds."""
-    assert taken({"a": [0.5] * 30, "b": [0.4] * 30}, 30.0)[1] == ["a", "b"] * 4
+def test_of_what_is_to_be_lowest_floors_say_what_is_left() -> None:
+    def prepared(entry: Any, goal: Any) -> Any:
+        floor = {"a": 50, "b": 20, "c": 90}[entry.candidate.kind]
+        found = object.__new__(cheapest.Prepared)
+        object.__setattr__(found, "resident_bytes", floor)
+        object.__setattr__(found, "floor", SimpleNamespace(with_workspace=0))
+        return found
+
+    every = {"a": [0.4, 0.4, 0.4], "b": [0.3, 0.5], "c": [0.2] * 9}
+    found, looked, _ = taken(every, 60.0, lowest=True, prepared=prepared)
+    assert (found.peak_bytes, looked) == (50, [*"abc", *"aab"])
+
+
+def test_the_better_half_is_looked_at_twice_as_long_in_every_round() -> None:
+    """4 x 1 + 2 x 2 + 4 + 8 + 16 seconds."""
+    every = {name: [cost] * 30 for name, cost in zip("abcd", (0.5, 0.4, 0.3, 0.6), strict=True)}
+    assert taken(every, 36.0)[1] == [*"abcd", *"cb", *"ccc"]
+
+
+def test_what_has_no_plan_yet_is_looked_at_once_the_others_are_over() -> None:
+    assert taken({"a": [None, 0.1], "b": [0.4, 0.4]}, 36.0)[1] == [*"ab", "b", "a"]
 
 
 def test_until_there_is_a_plan_the_next_candidate_is_looked_at_a_little_late() -> None:

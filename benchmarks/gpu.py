@@ -1,4 +1,4 @@
-"""Training graphs on a GPU: original and rewritten, how large a batch fits, PyTorch as peer.
+"""Training graphs on a GPU: original and rewritten, and PyTorch as peer.
 
     python -m benchmarks.gpu --graphs GRAPHS --json gpu.json
 
@@ -8,7 +8,6 @@ needs ``.[torch]`` and no GPU. No row is begun after ``--seconds``; called again
 ``--json``, it goes on where it stopped. Without a GPU it runs on the CPU, and nothing is counted.
 
 - ``session``: original, and rewritten to shares of its dynamic peak, in both kinds of session.
-- ``batch``: the largest batch within half of ``--memory``, with memplan and without.
 - ``peer``: the same networks in PyTorch: eager, with checkpoints around blocks, compiled with
   budgets. On CUDA the peak is the allocator's (parameters, batch and gradients included), on the
   CPU the growth of the resident set during a step, beside parameters and batch.
@@ -31,7 +30,7 @@ import numpy as np
 import memplan
 from benchmarks.record import Row, arguments, in_process, run
 from memplan.api.analysis import analyze_open, analyze_session
-from memplan.errors import InfeasibleError, MemplanError
+from memplan.errors import MemplanError
 from memplan.runtime.compare_outputs import compare_outputs
 from memplan.runtime.cuda_device import describe_device
 from memplan.runtime.inputs import synthesize
@@ -42,7 +41,7 @@ from memplan.simulate.opened import on_devices, open_model
 from memplan.simulate.session import session_kind
 
 FAMILIES = ("resnet50", "unet", "gpt2", "bert")
-PARTS = ("session", "batch", "peer")
+PARTS = ("session", "peer")
 SESSIONS = ("tuned", "default")
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 MODES = (("eager", 1.0), ("checkpoint", 1.0), ("compile", 0.7), ("compile", 0.5), ("compile", 0.35))
@@ -72,23 +71,26 @@ class Bench:
         """The captured step of a network."""
         path: Path = self.options.graphs / f"{net}_{self.options.size}_bs{batch}.onnx"
         if not path.exists():
+            from benchmarks.graphs import captured
             from benchmarks.nets import net as known
 
-            chosen = known(net, self.options.size)
             path.parent.mkdir(parents=True, exist_ok=True)
-            step = memplan.TorchStep(chosen.make(), None, chosen.of(batch))
-            memplan.capture(step, path, weights="none")
+            captured(known(net, self.options.size), batch, path)
         return path
 
-    def fits(self, net: str, batch: int, memory: int) -> bool:
+    def fits(self, net: str, batch: int) -> bool:
         """Whether the original is predicted to fit, workspace included."""
         found = memplan.analyze(self.graph(net, batch), provider=self.provider)
-        return found.timeline.peak_with_workspace_bytes <= memory
+        return found.timeline.peak_with_workspace_bytes <= self.memory
 
     def batch(self, net: str) -> int:
-        """That of all rows of a network but those of ``batch``."""
-        fits = largest(lambda batch: self.fits(net, batch, self.memory))
-        return self.options.batch or fits or BATCHES[0]
+        """That of all rows of a network: the largest of which the original fits."""
+        found = BATCHES[0]
+        for batch in () if self.options.batch else BATCHES:
+            if not self.fits(net, batch):
+                break
+            found = batch
+        return int(self.options.batch or found)
 
     def measured(self, path: Path, session: str, folder: Path, name: str) -> Measurement:
         """Measure one file on inputs that are the same for every file of equal inputs."""
@@ -130,17 +132,6 @@ class Bench:
             time_limit=self.options.plan_seconds,
         )
         return memplan.rewrite(path, options, target, force=True)
-
-
-def largest(fits: Callable[[int], bool], above: int = 0) -> int | None:
-    """The largest batch that fits, tried from the smallest."""
-    found = None
-    for batch in BATCHES:
-        if batch > above:
-            if not fits(batch):
-                break
-            found = batch
-    return found
 
 
 # --- Sessions -----------------------------------------------------------------------------------
@@ -188,49 +179,6 @@ def sessions(bench: Bench, net: str, folder: Path) -> Wanted:
         yield {**key, "share": "original"}, original
         for share in bench.options.share or ("70%", "50%", "35%"):
             yield {**key, "share": share}, lambda share=share, at=at: at(share)
-
-
-# --- Batch --------------------------------------------------------------------------------------
-
-
-def batches(bench: Bench, net: str, folder: Path) -> Wanted:
-    """One row: the largest batch within half of the memory, measured both ways."""
-    budget = bench.memory // 2
-    target = folder / "batch.onnx"
-
-    def made() -> Row:
-        without = largest(lambda batch: bench.fits(net, batch, budget))
-        if without is None:
-            return {"error": f"no batch of {net} fits {budget:,} B"}
-
-        def fits(batch: int) -> bool:
-            try:
-                bench.rewritten(bench.graph(net, batch), budget, "tuned", target)
-            except InfeasibleError:
-                return False
-            (folder / f"batch_{batch}.onnx").write_bytes(target.read_bytes())
-            return True
-
-        path = bench.graph(net, without)
-        before = bench.measured(path, "tuned", folder, "before")
-        with_it = largest(fits, above=without)
-        found = {
-            "batch_without": without,
-            "without": bench.figures(path, "tuned", before, ours=False),
-            "batch_with": with_it or without,
-        }
-        if with_it is None:
-            return found
-        path = folder / f"batch_{with_it}.onnx"
-        after = bench.measured(path, "tuned", folder, "after")
-        ratio = (after.seconds_median / with_it) / (before.seconds_median / without)
-        return {
-            **found,
-            "with": bench.figures(path, "tuned", after, ours=True),
-            "time_per_sample_ratio": ratio,
-        }
-
-    yield {"kind": "batch", "net": net, "budget_bytes": budget}, made
 
 
 # --- PyTorch ------------------------------------------------------------------------------------
@@ -307,7 +255,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     known: list[Row] = []
     if options.json and options.json.exists():
         known = json.loads(options.json.read_text())["results"]
-    kinds = dict(zip(PARTS, (sessions, batches, peers), strict=True))
+    kinds = dict(zip(PARTS, (sessions, peers), strict=True))
     for part in options.part or PARTS:
         for net in options.net or FAMILIES:
             with TemporaryDirectory() as folder:

@@ -32,12 +32,6 @@ class Network(nn.Module):
         return checkpoint(block, *x, use_reentrant=False) if self.checkpoints else block(*x)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None) -> Tensor:
-    """batch × heads × length × size; ``bias`` is added to the scores."""
-    scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
-    return (scores if bias is None else scores + bias).softmax(-1) @ value
-
-
 # --- Transformers: GPT-2 (Radford et al. 2019), ViT (Dosovitskiy et al. 2021), BERT (Devlin et al.
 # 2019) --------------------------------------------------------------------------------------------
 
@@ -245,7 +239,8 @@ class LlamaBlock(nn.Module):
             for layer in (self.query, self.key, self.value)
         )
         key, value = self.repeated(rotated(key, cos, sin)), self.repeated(value)
-        mixed = attend(rotated(query, cos, sin), key, value, mask)
+        query = rotated(query, cos, sin) * self.size**-0.5
+        mixed = (query @ key.transpose(-2, -1) + mask).softmax(-1) @ value
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
         y = self.norm_2(x)
         return x + self.down(functional.silu(self.gate(y)) * self.up(y))

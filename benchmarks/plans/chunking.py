@@ -16,7 +16,6 @@ import argparse
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -46,31 +45,6 @@ from memplan.simulate.timeline import simulate
 HEADS = ((2048, 256, 8000), (2048, 768, 16000), (4096, 512, 8000))
 _TURNS = 7
 KINDS = ("regions", "layers")
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A graph before and after: bytes with resident ones and workspace, FLOPs of products.
-
-    Of a run, ``measured_*`` are peaks, ``outputs_bitwise_equal`` of how many ``outputs``, and
-    ``largest_relative_difference`` that of the others, over the largest element of an output.
-    """
-
-    graph: str
-    kind: str
-    chunks: str
-    nodes_before: int
-    nodes_after: int
-    peak_before_bytes: int
-    peak_after_bytes: int
-    floor_before_bytes: int
-    floor_after_bytes: int
-    product_flops_before: float
-    product_flops_after: float
-    seconds_to_choose: float
-    proved: str
-    assumed_up_to_rounding: int
-    measured: Mapping[str, object] | None = None
 
 
 def product_flops(graph: Graph) -> float:
@@ -104,8 +78,9 @@ def chunk_states(
     return state_of(model, timeline), state_of(found.model, after), found.note, seconds
 
 
-def row(path: Path, run: bool, kind: str) -> Row:
-    """One graph with one kind of chunks."""
+def row(path: Path, run: bool, kind: str) -> record.Row:
+    """One graph before and after one kind of chunks: bytes with resident ones and workspace, FLOPs
+    of products; ``measured``: of a run."""
     with TemporaryDirectory() as folder:
         before, after, note, seconds = chunk_states(fused(path, Path(folder)), kind, small=run)
         proto = after.model.prepared.proto
@@ -115,27 +90,28 @@ def row(path: Path, run: bool, kind: str) -> Row:
             target = Path(folder) / "chunks.onnx"
             write_model(proto, target)
             measured = measured_row(before.model.prepared.path, target)
-    return Row(
-        graph=path.stem,
-        kind=kind,
-        chunks=note,
-        nodes_before=len(before.model.graph.nodes),
-        nodes_after=len(after.model.graph.nodes),
-        peak_before_bytes=before.peak_bytes,
-        peak_after_bytes=after.peak_bytes,
-        floor_before_bytes=before.floor_bytes,
-        floor_after_bytes=after.floor_bytes,
-        product_flops_before=product_flops(before.model.graph),
-        product_flops_after=product_flops(after.model.graph),
-        seconds_to_choose=round(seconds, 2),
-        proved=found.reason or ("the same but for rounding" if found.rounded else "equivalent"),
-        assumed_up_to_rounding=len(found.rounded),
-        measured=measured,
-    )
+    return {
+        "graph": path.stem,
+        "kind": kind,
+        "chunks": note,
+        "nodes_before": len(before.model.graph.nodes),
+        "nodes_after": len(after.model.graph.nodes),
+        "peak_before_bytes": before.peak_bytes,
+        "peak_after_bytes": after.peak_bytes,
+        "floor_before_bytes": before.floor_bytes,
+        "floor_after_bytes": after.floor_bytes,
+        "product_flops_before": product_flops(before.model.graph),
+        "product_flops_after": product_flops(after.model.graph),
+        "seconds_to_choose": round(seconds, 2),
+        "proved": found.reason or ("the same but for rounding" if found.rounded else "equivalent"),
+        "assumed_up_to_rounding": len(found.rounded),
+        "measured": measured,
+    }
 
 
-def measured_row(before: Path, after: Path) -> dict[str, object]:
-    """Both files run, each in a process of its own."""
+def measured_row(before: Path, after: Path) -> record.Row:
+    """Both files run, each in a process of its own: peaks, of how many ``outputs`` the bits are
+    equal, and the largest relative difference of the others, over the largest element of one."""
     found = memplan.validate(before, after, memplan.ValidateOptions(plain=False))
     return {
         "peak_before_bytes": found.original.measured_peak_bytes,
@@ -158,7 +134,7 @@ head (float[{rows},{width}] hidden, float[{classes},{width}] weight, int64[{rows
 }}"""
 
 
-def head_time(rows: int, width: int, classes: int) -> dict[str, object]:
+def head_time(rows: int, width: int, classes: int) -> record.Row:
     """Logits and mean cross-entropy with gradients by the hidden states and the weights: both forms
     in one process, in turns."""
     sizes = {"rows": rows, "width": width, "classes": classes}
@@ -178,29 +154,24 @@ def head_time(rows: int, width: int, classes: int) -> dict[str, object]:
         return sizes | {"chunks": int(note.split()[-2])} | timed(before, after, feeds)
 
 
-def step_times() -> Iterator[dict[str, object]]:
+def step_times() -> Iterator[record.Row]:
     """Steps of two language models of a size that runs in a second, in chunks of each kind."""
     import torch
 
-    from benchmarks.graphs import exported, training_graph
-    from benchmarks.nets import Gpt, Llama, Net, text
+    from benchmarks.nets import Gpt, Llama, text
 
-    nets = {
-        "Llama, 4 layers 192 wide, 8 x 256": Net(
-            lambda: Llama(4000, 192, 6, 2, 768, 4), text(256, 4000), 8
-        ),
-        "GPT-2, 4 layers 192 wide, 8 x 256": Net(
-            lambda: Gpt(4000, 256, 192, 3, 4, tied=True), text(256, 4000), 8
-        ),
+    nets: dict[str, Any] = {
+        "Llama, 4 layers 192 wide, 8 x 256": lambda: Llama(4000, 192, 6, 2, 768, 4),
+        "GPT-2, 4 layers 192 wide, 8 x 256": lambda: Gpt(4000, 256, 192, 3, 4, tied=True),
     }
-    for name, net in nets.items():
+    for name, make in nets.items():
         torch.manual_seed(0)
-        module, inputs = net.make(), net.batch()
+        module, inputs = make(), text(256, 4000)(8)
         feeds = {key: value.detach().numpy() for key, value in module.named_parameters()}
-        feeds |= {f"batch_{k}": value.numpy() for k, value in enumerate(inputs)}
+        feeds |= {key: v.numpy() for key, v in zip(("tokens", "labels"), inputs, strict=True)}
         with TemporaryDirectory() as folder:
             path = Path(folder) / "step.onnx"
-            write_model(training_graph(exported(module, inputs)), path)
+            memplan.capture((module, None, inputs), path, weights="none", check=False)
             whole = fused(path, Path(folder))
             for kind in KINDS:
                 before, after, note, _ = chunk_states(whole, kind)
@@ -208,7 +179,7 @@ def step_times() -> Iterator[dict[str, object]]:
                 yield step | timed(before, after, feeds)
 
 
-def timed(before: State, after: State, feeds: Mapping[str, Any]) -> dict[str, object]:
+def timed(before: State, after: State, feeds: Mapping[str, Any]) -> record.Row:
     """Peaks before and after, medians of turns in CPU milliseconds of one thread, and that of the
     ratio in each turn."""
     seconds = in_turns([state.model.prepared.proto for state in (before, after)], feeds)
@@ -243,7 +214,7 @@ def in_turns(models: Sequence[onnx.ModelProto], feeds: Mapping[str, Any]) -> lis
     return seconds
 
 
-def planned(path: Path, budget: str, device: str | None = None) -> dict[str, object]:
+def planned(path: Path, budget: str, device: str | None = None) -> record.Row:
     """A rewrite in chunks at a budget, with the times of the provider's device or of another."""
     options = memplan.RewriteOptions(memplan.parse_size(budget), chunk="auto", device=device)
     result = memplan.rewrite(path, options, dry_run=True)
@@ -262,7 +233,7 @@ def planned(path: Path, budget: str, device: str | None = None) -> dict[str, obj
     }
 
 
-def rows(options: argparse.Namespace) -> Iterator[object]:
+def rows(options: argparse.Namespace) -> Iterator[record.Row]:
     """What was asked for, one by one."""
     for path in (*options.models, *options.run):
         for kind in KINDS:

@@ -13,12 +13,9 @@ import argparse
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from benchmarks.models import DIMS
-from benchmarks.record import arguments, run
+from benchmarks.record import Row, arguments, run
 from memplan.api.analysis import analyze_session
 from memplan.api.rewrite.rewriting import Rewrite, RewriteOptions, rewrite
 from memplan.errors import InfeasibleError
@@ -32,45 +29,18 @@ from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import simulate
 from memplan.units import parse_size
 
+DIMS = {"gpt_dynamic": {"N": 24}, "gpt_dyn": {"s78": 4}, "resnet50_dynbatch_224": {"s14": 32}}
+"""Sizes of symbolic dimensions, by the name of the file."""
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One row; bytes are dynamic, without workspace, unless they say otherwise.
 
-    ``budget_bytes`` and ``floor_bytes`` count resident bytes and workspace. ``tuned_peak_bytes`` is
-    the same file's in a tuned session, so at equal extra cost. ``added_percent`` is the measured
-    time of the nodes that memplan added, of all nodes; ``time_ratio`` of whole steps, noisy.
-    Without a plan all that a plan decides is None.
+def measured(path: Path, share: str, seconds: float) -> Row:
+    """Rewrite one model for one budget and measure both files.
+
+    Bytes are dynamic, without workspace, unless they say otherwise: ``budget_bytes`` and
+    ``floor_bytes`` count resident bytes and workspace. ``tuned_peak_bytes`` is the same file's in a
+    tuned session, so at equal extra cost. ``added_percent`` is the measured time of the nodes that
+    memplan added, of all nodes; ``time_ratio`` of whole steps, noisy. ``reason``: of no plan.
     """
-
-    graph: str
-    share: str
-    nodes: int
-    floor_bytes: int
-    budget_bytes: int
-    original_first_bytes: int
-    original_later_bytes: int
-    reason: str | None = None
-    extra_cost_percent: float | None = None
-    recomputed_nodes: int | None = None
-    fences: int | None = None
-    veils: int | None = None
-    pins: int | None = None
-    predicted_first_bytes: int | None = None
-    measured_first_bytes: int | None = None
-    predicted_later_bytes: int | None = None
-    measured_later_bytes: int | None = None
-    first_within_budget: bool | None = None
-    later_within_budget: bool | None = None
-    tuned_peak_bytes: int | None = None
-    equal: str | None = None
-    added_percent: float | None = None
-    time_ratio: float | None = None
-    seconds: float | None = None
-
-
-def measured(path: Path, share: str, seconds: float) -> Result:
-    """Rewrite one model for one budget and measure both files."""
     dims = DIMS.get(path.stem, {})
     model = open_model(path, dims)
     analysis = analyze_session(model, session_kind("default"))
@@ -80,15 +50,16 @@ def measured(path: Path, share: str, seconds: float) -> Result:
     with tempfile.TemporaryDirectory() as name, saved_inputs(synthesize(model.graph)) as inputs:
         folder, archive = inputs
         before = measure(path, request, archive, folder / "before.npz")
-        row = Result(
-            path.stem,
-            share,
-            len(model.graph.nodes),
-            floor,
-            budget,
-            before.dynamic_bytes,
-            before.second_run_dynamic_bytes,
-        )
+        row: Row = {
+            "graph": path.stem,
+            "share": share,
+            "nodes": len(model.graph.nodes),
+            "floor_bytes": floor,
+            "budget_bytes": budget,
+            "original_first_bytes": before.dynamic_bytes,
+            "original_later_bytes": before.second_run_dynamic_bytes,
+            "reason": None,
+        }
         target = Path(name) / "plain.onnx"
         start = time.perf_counter()
         try:
@@ -99,7 +70,7 @@ def measured(path: Path, share: str, seconds: float) -> Result:
                 dims=dims,
             )
         except InfeasibleError as error:
-            return replace(row, reason=error.message)
+            return {**row, "reason": error.message}
         taken = time.perf_counter() - start
         after = measure(target, request, archive, folder / "after.npz")
         equal = _equality(folder, before)
@@ -108,10 +79,10 @@ def measured(path: Path, share: str, seconds: float) -> Result:
     ours = [seconds for name, seconds in nodes if name.startswith("memplan/")]
     added = 100 * sum(ours) / sum(each.total for each in ran)
     figures = _figures(result, before, after)
-    return replace(row, equal=equal, seconds=taken, added_percent=added, **figures)
+    return {**row, **figures, "equal": equal, "seconds": taken, "added_percent": added}
 
 
-def _figures(result: Rewrite, before: Measurement, after: Measurement) -> dict[str, Any]:
+def _figures(result: Rewrite, before: Measurement, after: Measurement) -> Row:
     plain, resident = result.plain, result.timeline.resident_bytes
     assert plain is not None
     tuned = simulate(result.timeline.graph, session_kind("tuned"))
@@ -137,7 +108,7 @@ def _equality(folder: Path, before: Measurement) -> str:
     return "bitwise" if found.bitwise else f"relative difference {found.max_rel_diff:.1e}"
 
 
-def rows(options: argparse.Namespace) -> Iterator[Result]:
+def rows(options: argparse.Namespace) -> Iterator[Row]:
     """Every model at every share."""
     for path in options.models:
         for share in options.share or ("80%", "60%", "40%"):

@@ -13,34 +13,18 @@ import argparse
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.plans.instances import Instance, budget_of, load_instance, short_name, verify
-from benchmarks.record import arguments, run
+from benchmarks.record import Row, arguments, run
 from memplan.deadline import Deadline
 from memplan.solver.build import Output, ProblemBuilder
 from memplan.solver.evaluate import evaluate
 from memplan.solver.problem import Problem
 from memplan.solver.search.warm_up import warm_up
 from memplan.solver.strategies.portfolio import PortfolioOptions, solve_portfolio
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One row of the report. Percentages are of the duration without recomputation; ``sequence``
-    are the plan's node ids, with ``--sequences``."""
-
-    instance: str
-    ratio: float
-    order: str
-    feasible: bool
-    extra_cost_percent: float | None
-    bound_percent: float | None
-    planning_seconds: float
-    sequence: list[int] | None
 
 
 def to_problem(instance: Instance, ratio: float, fixed: bool = True) -> Problem:
@@ -67,11 +51,10 @@ def to_problem(instance: Instance, ratio: float, fixed: bool = True) -> Problem:
     )
 
 
-def run_point(
-    path: Path, ratio: float, order: str, seconds: float, sequences: bool = False
-) -> Result:
+def run_point(path: Path, ratio: float, order: str, seconds: float, sequences: bool = False) -> Row:
     """Plan, verify and certify one instance at one ratio; ``order`` is ``fixed`` (first
-    computations stay) or ``free``, for the search and for the bound.
+    computations stay) or ``free``, for the search and for the bound. Percentages are of the
+    duration without recomputation; the plan's node ids are in the row if ``sequences``.
 
     Raises:
         VerificationError: the plan does not hold; nothing is to be reported.
@@ -88,16 +71,16 @@ def run_point(
     if decision.feasible:
         cost = verify(instance, ratio, sequence, fixed=fixed).extra_cost_percent
     certified = bound.seconds != float("inf")
-    return Result(
-        instance.name,
-        ratio,
-        order,
-        decision.feasible,
-        cost,
-        100 * bound.seconds / problem.base_cost if certified else None,
-        planning,
-        sequence if sequences else None,
-    )
+    return {
+        "instance": instance.name,
+        "ratio": ratio,
+        "order": order,
+        "feasible": decision.feasible,
+        "extra_cost_percent": cost,
+        "bound_percent": 100 * bound.seconds / problem.base_cost if certified else None,
+        "planning_seconds": planning,
+        "sequence": sequence if sequences else None,
+    }
 
 
 def _plain(name: str) -> str:
@@ -120,7 +103,7 @@ def chosen_files(folder: Path, only: Sequence[str]) -> list[Path]:
     return [names[_plain(name)] for name in only]
 
 
-def rows(options: argparse.Namespace) -> Iterator[Result]:
+def rows(options: argparse.Namespace) -> Iterator[Row]:
     """The points one by one."""
     for path in chosen_files(options.instances, options.only):
         for ratio in options.ratio:

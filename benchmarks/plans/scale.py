@@ -17,14 +17,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import onnx
 from onnx import helper
 
-from benchmarks.record import arguments, run
+from benchmarks.record import Row, arguments, run
 
 PER_LAYER = 11
 """Nodes of a chain."""
@@ -79,20 +78,7 @@ def chain(nodes: int) -> onnx.ModelProto:
     return onnx.shape_inference.infer_shapes(model)  # exporters and memplan grad state all shapes
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """One command: how long it took, its CPU seconds, the most memory of its process."""
-
-    command: str
-    models: int
-    nodes: int
-    exit_code: int
-    seconds: float
-    cpu_seconds: float
-    resident_set_bytes: int
-
-
-def checks(models: int, nodes: int) -> Iterator[Taken]:
+def checks(models: int, nodes: int) -> Iterator[Row]:
     """``check`` and ``check --base`` of a repository with so many chains and their lock."""
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -109,8 +95,9 @@ def checks(models: int, nodes: int) -> Iterator[Taken]:
         yield taken(folder, models, nodes, "check", "--base", "HEAD")
 
 
-def taken(folder: Path, models: int, nodes: int, *command: str) -> Taken:
-    """What a command of the installed program takes."""
+def taken(folder: Path, models: int, nodes: int, *command: str) -> Row:
+    """What a command of the installed program takes: how long, its CPU seconds, the most memory of
+    its process."""
     program = shutil.which("memplan", path=str(Path(sys.executable).parent))
     words = [program] if program else [sys.executable, "-m", "memplan_cli.main"]
     begun, before, most = time.perf_counter(), os.times(), 0
@@ -124,10 +111,18 @@ def taken(folder: Path, models: int, nodes: int, *command: str) -> Taken:
     cpu = after.children_user + after.children_system
     cpu -= before.children_user + before.children_system
     shown = " ".join(command[:3])
-    return Taken(shown, models, nodes, running.returncode, seconds, cpu, most)
+    return {
+        "command": shown,
+        "models": models,
+        "nodes": nodes,
+        "exit_code": running.returncode,
+        "seconds": seconds,
+        "cpu_seconds": cpu,
+        "resident_set_bytes": most,
+    }
 
 
-def rows(options: argparse.Namespace) -> Iterator[Taken]:
+def rows(options: argparse.Namespace) -> Iterator[Row]:
     """What was asked for, one by one."""
     for size in options.check:
         models, _, nodes = size.partition("x")

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
+from benchmarks.plans.instances import VerificationError
 from benchmarks.plans.knapsack import Knapsack
 from benchmarks.record import arguments, run
 from memplan.api.rewrite.check_file import require_as_planned, sound_timeline
@@ -59,8 +60,7 @@ class Result:
 
     ``floor_bytes`` is the certified floor: below it no order and no recomputation can go.
     ``bound_percent`` and ``bound_kind`` are None for strategies that certify nothing. ``refusal``:
-    why the strategy cannot work on the graph. ``first_seconds`` and ``last_seconds``: when its
-    first plan was there, and its last improvement.
+    why the strategy cannot work on the graph.
     """
 
     graph: str
@@ -79,8 +79,6 @@ class Result:
     bound_percent: float | None = None
     bound_kind: str | None = None
     refusal: str | None = None
-    first_seconds: float | None = None
-    last_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +89,6 @@ class Loaded:
     model: OpenModel
     prepared: Prepared
     peak: int
-
-
-class VerificationError(Exception):
-    """A plan does not keep what it promises."""
 
 
 def peer_or_strategy(text: str) -> Strategy:
@@ -146,7 +140,6 @@ def run_point(loaded: Loaded, budget: str, name: str, seconds: float, device: st
     problem = loaded.prepared.encoded.problem(room)
     strategy = peer_or_strategy(name)
     begin = time.perf_counter()
-    gains: list[float] = []
     point = Result(
         graph=loaded.name,
         nodes=len(problem.order),
@@ -159,11 +152,8 @@ def run_point(loaded: Loaded, budget: str, name: str, seconds: float, device: st
         peak_bytes=loaded.peak,
     )
 
-    def note(peak: int, extra: float) -> None:
-        gains.append(time.perf_counter() - begin)
-
     try:
-        outcome = strategy.solve(problem, seconds, note)
+        outcome = strategy.solve(problem, seconds)
     except UsageError as error:
         return replace(point, refusal=error.message, planning_seconds=time.perf_counter() - begin)
     spent = time.perf_counter() - begin
@@ -179,8 +169,6 @@ def run_point(loaded: Loaded, budget: str, name: str, seconds: float, device: st
         planning_seconds=spent,
         bound_percent=100 * outcome.bound_seconds / base if certified else None,
         bound_kind=outcome.bound_kind if certified else None,
-        first_seconds=gains[0] if gains else None,
-        last_seconds=gains[-1] if gains else None,
     )
 
 

@@ -46,14 +46,6 @@ def prelu(ctx: Context) -> Gradients:
     )
 
 
-@gradient("ThresholdedRelu", elementwise=True)
-def thresholded_relu(ctx: Context) -> Gradients:
-    """From the output, which is 0 up to the threshold."""
-    alpha = ctx.attribute("alpha", 1.0)
-    test = _above(ctx, ctx.y) if alpha >= 0 else _above(ctx, ctx.tensors[0], alpha)
-    return (_choose(ctx, test, ctx.dy, 0),)
-
-
 @gradient("Elu", elementwise=True)
 def elu(ctx: Context) -> Gradients:
     """From the output: below 0, α·eˣ = y + α."""

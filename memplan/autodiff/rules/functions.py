@@ -42,10 +42,3 @@ _GRADIENTS: Mapping[str, Callable[[_Op, Value, Value, Value], Value]] = {
 def function(ctx: Context) -> Gradients:
     """See the table."""
     return (_GRADIENTS[ctx.node.op_type](ctx.op, ctx.dy, ctx.tensors[0], ctx.y),)
-
-
-@gradient("Softsign", elementwise=True)
-def softsign(ctx: Context) -> Gradients:
-    """x / (1 + |x|)."""
-    below = ctx.op("Abs", ctx.tensors[0]) + 1
-    return (ctx.dy / (below * below),)

@@ -80,12 +80,6 @@ def reduce_sum_square(ctx: Context) -> Gradients:
     return (_kept(ctx, ctx.dy * 2, _axes(ctx)) * ctx.tensors[0],)
 
 
-@gradient("ReduceLogSum", broadcast=True)
-def reduce_log_sum(ctx: Context) -> Gradients:
-    """ln Σx, from the output: the same e⁻ʸ to every element."""
-    return (_kept(ctx, ctx.dy * ctx.op("Exp", -ctx.y), _axes(ctx)),)
-
-
 @gradient("ReduceLogSumExp", broadcast=True)
 def reduce_log_sum_exp(ctx: Context) -> Gradients:
     """ln Σeˣ: the softmax."""

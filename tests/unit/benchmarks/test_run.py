@@ -178,7 +178,7 @@ def test_the_gpu_benchmark_ends_on_the_cpu_and_goes_on_where_it_stopped(tmp_path
     record = tmp_path / "gpu.json"
     words = ["--graphs", str(tmp_path), "--net", "gpt2", "--size", "tiny", "--provider", "cpu"]
     words += ["--memory", "3MB", "--share", "60%", "--runs", "1", "--plan-seconds", "0.5"]
-    words += ["--part", "session", "--part", "batch", "--json", str(record)]
+    words += ["--part", "session", "--json", str(record)]
     bench = load_benchmark("gpu")
     assert len(bench.main([*words, "--seconds", "0"])) == 1  # the device alone
     bench.main(words)
@@ -188,12 +188,10 @@ def test_the_gpu_benchmark_ends_on_the_cpu_and_goes_on_where_it_stopped(tmp_path
         ("session", "tuned", "60%"),
         ("session", "default", "original"),
         ("session", "default", "60%"),
-        ("batch", None, None),
     ]
     assert rows[1]["measured_peak_bytes"] == rows[1]["predicted_peak_bytes"]
     assert rows[1]["counted_peak_bytes"] is None  # nothing counts on the CPU
     assert rows[2]["within_budget"]
     assert rows[2]["recomputed_nodes"] > 0
-    assert rows[5]["batch_with"] >= rows[5]["batch_without"] >= 1
     assert len(bench.main(words)) == 1  # a second call finds everything there
     assert results(record)[:-1] == rows[1:]

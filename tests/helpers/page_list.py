@@ -140,10 +140,8 @@ PAGES = (
 
 ALWAYS = (
     "../README.md",
-    "commands/analyze.md",
     "commands/capture.md",
     "commands/check.md",
-    "commands/diff.md",
     "commands/grad.md",
     "commands/strategies.md",
 )

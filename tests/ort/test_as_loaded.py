@@ -170,7 +170,7 @@ def test_float16_by_hand(session: str, tmp_path: Path) -> None:
         assert any(node.op == "Cast" for node in found.graph.nodes)
 
 
-@pytest.mark.parametrize("session", ["tuned", "default"])
+@pytest.mark.parametrize("session", ["default", pytest.param("tuned", marks=pytest.mark.nightly)])
 def test_float16_of_a_converted_model(session: str, tmp_path: Path) -> None:
     check(saved(in_half(SAMPLES / "cnn_bn.onnx"), tmp_path), session)
 
@@ -196,7 +196,7 @@ def test_blocks_of_channels(tmp_path: Path) -> None:
     assert not any(node.domain == "com.microsoft.nchwc" for node in portable.graph.nodes)
 
 
-@pytest.mark.parametrize("level", ["none", "extended"])
+@pytest.mark.parametrize("level", ["extended", pytest.param("none", marks=pytest.mark.nightly)])
 def test_a_plan_in_float16_keeps_its_budget(level: str, tmp_path: Path) -> None:
     path, target = saved(deep("float16"), tmp_path), tmp_path / "planned.onnx"
     options = RewriteOptions(

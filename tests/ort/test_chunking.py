@@ -215,7 +215,7 @@ def test_whatever_lies_between_two_places(model: onnx.ModelProto, data: st.DataO
     check(before, chunked(before, [region], 2), dict(synthesize(graph)))
 
 
-@pytest.mark.parametrize("kind", ["regions", "layers"])
+@pytest.mark.parametrize("kind", ["layers", pytest.param("regions", marks=pytest.mark.nightly)])
 def test_plain_sessions(kind: str, tmp_path: Path) -> None:
     """The runtime leaves the nodes as they are, in their order, and takes what was predicted."""
     model = parse(head(rows=1024, width=16, classes=300)) if kind == "regions" else layered()

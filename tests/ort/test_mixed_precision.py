@@ -85,9 +85,9 @@ def test_casts_that_the_runtime_adds_change_no_phase(session: str, tmp_path: Pat
     ("name", "budget", "state"),
     [
         ("pure", "40%", ()),
-        ("attention", "60%", ()),
+        pytest.param("attention", "60%", (), marks=pytest.mark.nightly),
         ("autocast", "40%", ("in-place",)),
-        ("renewed", "60%", ("in-place",)),
+        pytest.param("renewed", "60%", ("in-place",), marks=pytest.mark.nightly),
     ],
 )
 def test_a_plan_in_half_keeps_its_budget_and_its_bits(

@@ -68,7 +68,7 @@ def test_later_runs_of_a_loop_are_predicted(tmp_path: Path, threads: int) -> Non
 
 
 @pytest.mark.parametrize("text", [TURNED, FOLDED])
-@pytest.mark.parametrize("budget", ["1MB", "min"])
+@pytest.mark.parametrize("budget", ["1MB", pytest.param("min", marks=pytest.mark.nightly)])
 def test_what_the_runtime_makes_of_the_new_file_is_what_is_reported(
     tmp_path: Path, text: str, budget: str
 ) -> None:

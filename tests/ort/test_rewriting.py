@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import onnx
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import memplan
-from helpers.effort import tries
+from helpers.effort import few_by_day, tries
 from helpers.graphs import open_text, parse
 from helpers.models import each, runnable_models
 from helpers.originals import original
@@ -48,8 +49,7 @@ def test_real_training_graphs(path: Path) -> None:
     assert compared.bitwise, compared
 
 
-@pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize("step", ALL_STEPS)
+@pytest.mark.parametrize(("step", "share"), few_by_day(product(ALL_STEPS, SHARES)))
 def test_small_training_steps(step: str, share: float) -> None:
     before = open_text(ALL_STEPS[step]())
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from helpers.effort import few_by_day
 from helpers.graphs import open_text
 from helpers.plans import AUTO, NAMED, Task, checked, outputs_of, task_of
 from helpers.training_steps import ALL_STEPS
@@ -31,7 +32,7 @@ def lowest_plan(graph: Task, shares: tuple[float, ...]) -> tuple[int, Plan]:
     raise AssertionError("no plan for any budget below the peak")
 
 
-@pytest.mark.parametrize("step", ALL_STEPS)
+@pytest.mark.parametrize("step", few_by_day(ALL_STEPS))
 def test_every_strategy(step: str) -> None:
     graph = task_of(open_text(ALL_STEPS[step]()))
     model = graph.model

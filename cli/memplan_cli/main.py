@@ -26,11 +26,9 @@ from memplan_cli.standard_files import (
     write_standard_files_whole,
 )
 
-# What shells expect of a program that a signal ends: 128 + SIGHUP, SIGINT, SIGPIPE, SIGTERM.
-EXIT_HUNG_UP = 129
-EXIT_INTERRUPTED = 130
-EXIT_PIPE = 141
-EXIT_TERMINATED = 143
+# What shells expect of a program that a signal ends.
+_SIGNALLED = 128
+EXIT_PIPE = _SIGNALLED + signal.SIGPIPE
 
 GROUPS = {
     "Look": {
@@ -132,60 +130,44 @@ def main(arguments: list[str] | None = None) -> int:
             return EXIT_USAGE
         result = cli.main(arguments, prog_name="memplan", standalone_mode=False)
         return result if isinstance(result, int) else 0
-    except MemplanError as error:
-        if received:
-            return _told_signal(arguments)
-        return _told(error.message, error.hint, error.exit_code, arguments)
-    except click.UsageError as error:
-        return _told(_usage_message(error), _usage_hint(error), error.exit_code, arguments)
-    except click.ClickException as error:
-        return _told(error.format_message(), "", error.exit_code, arguments)
     except ReaderGone:
         silence(STDOUT)
         return EXIT_PIPE
-    except click.Abort as error:
-        if isinstance(error.__cause__, EOFError):  # for click, the end of any file is a Ctrl-D
-            return _told_bug(error.__cause__, arguments)
-        return _told_signal(arguments, error.__cause__)
-    except KeyboardInterrupt as error:
-        return _told_signal(arguments, error)
-    except Exception as error:
-        return _told_other(error, arguments)
+    except (Exception, KeyboardInterrupt) as error:
+        message, hint, code = _told(error)
+        tell(message, hint)
+        show_traceback(arguments)
+        return code
 
 
-def _told(message: str, hint: str, code: int, arguments: list[str]) -> int:
-    tell(message, hint)
-    show_traceback(arguments)
-    return code
-
-
-def _told_other(error: Exception, arguments: list[str]) -> int:
-    """The last resort: what a signal broke off, what the system refused, or our bug.
+def _told(error: BaseException) -> tuple[str, str, int]:
+    """Message, hint and exit code: a signal comes first, our bug last.
 
     An interrupt that a library does not expect leaves it in the middle of something, and it may say
     so in any words: numba's compiler, "no compiled object yet".
     """
-    if received or (isinstance(error, SystemError) and is_interrupt(error)):
-        return _told_signal(arguments)
+    if isinstance(error, click.UsageError):
+        return _usage_message(error), _usage_hint(error), error.exit_code
+    if isinstance(error, click.ClickException):
+        return error.format_message(), "", error.exit_code
+    ended = isinstance(error, click.Abort | KeyboardInterrupt)
+    cause = error.__cause__ if isinstance(error, click.Abort) else error
+    if isinstance(cause, EOFError) and ended:  # for click, the end of any file is a Ctrl-D
+        error = cause
+    elif ended or received or (isinstance(error, SystemError) and is_interrupt(error)):
+        # Its hint, if it has one, says what the command leaves behind.
+        hint = getattr(cause, "hint", "") if ended else ""
+        first = received[0] if received else signal.SIGINT
+        word = TERMINATING.get(first, "interrupted")
+        return word, hint or "nothing was written", _SIGNALLED + first
+    if isinstance(error, MemplanError):
+        return error.message, error.hint, error.exit_code
     refused = refused_by_system(error)
     if refused is not None:
         silence(STDOUT)
-        return _told(*refused, EXIT_ENVIRONMENT, arguments)
-    return _told_bug(error, arguments)
-
-
-def _told_bug(error: Exception, arguments: list[str]) -> int:
+        return *refused, EXIT_ENVIRONMENT
     message = f"{type(error).__name__}: {error}"
-    return _told(message, "this is a bug in memplan; -vv shows where", EXIT_BUG, arguments)
-
-
-def _told_signal(arguments: list[str], error: BaseException | None = None) -> int:
-    """``error`` may have a ``hint``: what the command leaves behind."""
-    word, code = "interrupted", EXIT_INTERRUPTED
-    if received and received[0] in TERMINATING:
-        word = TERMINATING[received[0]]
-        code = EXIT_TERMINATED if received[0] == signal.SIGTERM else EXIT_HUNG_UP
-    return _told(word, getattr(error, "hint", "nothing was written"), code, arguments)
+    return message, "this is a bug in memplan; -vv shows where", EXIT_BUG
 
 
 def _usage_message(error: click.UsageError) -> str:

@@ -16,7 +16,6 @@ from helpers.processes import HANG_SECONDS, as_from_a_terminal
 from helpers.refusals import assert_refused
 from helpers.running import Memplan
 from memplan.errors import EXIT_ENVIRONMENT
-from memplan_cli.main import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -111,7 +110,7 @@ def test_an_interrupt_inside_compiled_code_is_an_interrupt(
         raise SystemError("returned a result with an exception set") from KeyboardInterrupt()
 
     monkeypatch.setattr("memplan.api.analysis.analyze", interrupted)
-    assert inside("analyze", MODEL).returncode == EXIT_INTERRUPTED
+    assert inside("analyze", MODEL).returncode == 128 + signal.SIGINT
 
     def failed(*arguments: object, **options: object) -> None:
         raise SystemError("something else")
@@ -151,9 +150,9 @@ run()
 """
 
 
-INTERRUPT = (signal.SIGINT, EXIT_INTERRUPTED, "interrupted")
-TERMINATE = (signal.SIGTERM, EXIT_TERMINATED, "terminated")
-HANG_UP = (signal.SIGHUP, EXIT_HUNG_UP, "hung up")
+INTERRUPT = (signal.SIGINT, 130, "interrupted")
+TERMINATE = (signal.SIGTERM, 143, "terminated")
+HANG_UP = (signal.SIGHUP, 129, "hung up")
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@
 2. Nodes whose whole past and whole future are equal, names apart, are the same node.
 3. Of the rest: nodes that alone in their graph have such neighbours within two edges, as those at
    both ends of a stack of layers; then nodes of one operator whose outputs have one name and as
-   many dimensions, as in a graph that is built for another batch or precision; then those that only
-   names tell apart, in the order of the files.
+   many dimensions, as in a graph that is built for another batch or precision; then those of which
+   that holds of the first output, as where nobody reads the others any more; then those that
+   only names tell apart, in the order of the files.
 4. Inputs and initializers by who reads them, by name, by type and shape.
 5. Tensors of one name, type and shape, which another operator may make since a fusion.
 
@@ -157,6 +158,7 @@ class _Search:
         plain = tuple(_plain(side) for side in self.sides)
         if self.by_name:
             yield tuple(_named(side, keys) for side, keys in zip(self.sides, plain, strict=True))
+            yield tuple(_named(side, _plain(side, 1)) for side in self.sides)
         yield plain
 
     def _pair_equal(self, old: _Keys, new: _Keys) -> None:
@@ -262,10 +264,10 @@ def _readers(side: _Side, node: Node, of: Mapping[int, int]) -> Hashable:
     )
 
 
-def _plain(side: _Side) -> _Keys:
-    """By operator, and numbers of dimensions."""
+def _plain(side: _Side, most: int | None = None) -> _Keys:
+    """By operator, and numbers of dimensions of all outputs, or ``most``."""
     tensors = side.graph.tensors
-    return {n.id: (n.key, tuple(_rank(tensors[t]) for t in n.writes)) for n in side.nodes}
+    return {n.id: (n.key, tuple(_rank(tensors[t]) for t in n.writes[:most])) for n in side.nodes}
 
 
 def _named(side: _Side, keys: _Keys) -> _Keys:

@@ -84,7 +84,7 @@ def test_casts_that_the_runtime_adds_change_no_phase(session: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "budget", "state"),
     [
-        ("pure", "40%", ()),
+        pytest.param("pure", "40%", (), marks=pytest.mark.nightly),
         pytest.param("attention", "60%", (), marks=pytest.mark.nightly),
         ("autocast", "40%", ("in-place",)),
         pytest.param("renewed", "60%", ("in-place",), marks=pytest.mark.nightly),

@@ -85,6 +85,7 @@ def test_two_buffers_give_the_same_bits(family: str) -> None:
     assert trainer.measured_peaks() == [predicted.dynamic_bytes] * 5
 
 
+@pytest.mark.nightly
 def test_the_sample_with_an_optimizer_is_the_plain_loop_to_the_bit() -> None:
     model = onnx.load(SAMPLES / "mlp_adamw.onnx")
     data = [

@@ -139,29 +139,24 @@ class Eager:
         number: int = 0,
         values: Mapping[str, Tensor] | None = None,
         *,
-        wide: bool = False,
-        draws: bool = True,
-        watched: bool = False,
-        marked: bool = False,
         advance: bool = False,
+        **how: bool,
     ) -> EagerStep:
         """Take the step once.
 
         Args:
             number: tells the draws of this step from those of others.
             values: parameters and buffers to use instead of those that are there, by name.
-            wide: in float64.
-            draws: random numbers come from :class:`~memplan.pytorch.draws.Draws`; without, from
-                PyTorch's generator.
-            watched: count bytes.
-            marked: what is checkpointed runs once, as in a graph, and not as PyTorch runs it.
             advance: what the step leaves in Python stays; else that is as before the step.
+            how: ``wide``: in float64; ``draws=False``: random numbers come from PyTorch's generator
+                rather than from :class:`~memplan.pytorch.draws.Draws`; ``watched``: count bytes;
+                ``marked``: what is checkpointed runs once, as in a graph.
 
         Raises:
             Exception: whatever the user's code raises; the step is not taken then.
         """
         try:
-            found = self._run(Draws(number), values or {}, wide, draws, watched, marked)
+            found = self._run(Draws(number), values or {}, **how)
         except BaseException:
             self.state.put_back()
             raise
@@ -181,10 +176,11 @@ class Eager:
         self,
         drawn: Draws,
         values: Mapping[str, Tensor],
-        wide: bool,
-        draws: bool,
-        watched: bool,
-        marked: bool,
+        *,
+        wide: bool = False,
+        draws: bool = True,
+        watched: bool = False,
+        marked: bool = False,
     ) -> EagerStep:
         watch = _Watch()
         with ExitStack() as stack:

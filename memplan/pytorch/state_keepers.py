@@ -11,7 +11,6 @@ import hashlib
 import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from functools import partial
 from types import CellType, FunctionType
 from typing import Any
 
@@ -38,41 +37,24 @@ def _of(read: Callable[[], list[Any]], write: Callable[[list[Any]], object]) -> 
     return put_back
 
 
-def of_dict(held: dict[Any, Any]) -> Keeper:
-    """Of a dictionary, its order included."""
-    kind: Any = OrderedDict if issubclass(type(held), OrderedDict) else dict
+def of_container(held: Any) -> Keeper:
+    """Of a dictionary, a list, a queue or a set, its order included."""
+    kind: Any = next(k for k in (OrderedDict, dict, list, deque, set) if issubclass(type(held), k))
+
+    def read() -> list[Any]:
+        if issubclass(kind, dict):
+            return [each for pair in kind.items(held) for each in pair]
+        return list(kind.__iter__(held))
 
     def write(values: list[Any]) -> None:
         kind.clear(held)
-        for key, value in zip(values[::2], values[1::2], strict=True):
-            kind.__setitem__(held, key, value)
+        if issubclass(kind, dict):
+            for key, value in zip(values[::2], values[1::2], strict=True):
+                kind.__setitem__(held, key, value)
+        else:
+            (kind.update if kind is set else kind.extend)(held, values)
 
-    return _of(lambda: [each for pair in kind.items(held) for each in pair], write)
-
-
-def of_list(held: list[Any]) -> Keeper:
-    """Of a list."""
-    return _of(lambda: list.copy(held), partial(list.__setitem__, held, slice(None)))
-
-
-def of_deque(held: deque[Any]) -> Keeper:
-    """Of a double-ended queue."""
-
-    def write(values: list[Any]) -> None:
-        deque.clear(held)
-        deque.extend(held, values)
-
-    return _of(lambda: list(deque.__iter__(held)), write)
-
-
-def of_set(held: set[Any]) -> Keeper:
-    """Of a set."""
-
-    def write(values: list[Any]) -> None:
-        set.clear(held)
-        set.update(held, values)
-
-    return _of(lambda: list(set.__iter__(held)), write)
+    return _of(read, write)
 
 
 def of_cell(held: CellType) -> Keeper:

@@ -213,7 +213,7 @@ class StateWalk:
 
     def _dictionary_of(self, path: str, held: dict[Any, Any], called: Callable[[Any], str]) -> None:
         """The values of a dictionary, each called after its key."""
-        self.keepers.append(keepers.of_dict(held))
+        self.keepers.append(keepers.of_container(held))
         for k, (key, value) in enumerate(list(dict.items(held))):
             name = called(key) if type(key) in _PLAIN else f"{path}[{type(key).__name__} {k}]"
             self._later(name, value, partial(dict.__setitem__, held, key))
@@ -223,7 +223,7 @@ class StateWalk:
         items = list(kind.__iter__(value))
         self._note(path, (type(value).__qualname__, len(items)))
         if kind is not tuple:
-            self.keepers.append((keepers.of_list if kind is list else keepers.of_deque)(value))
+            self.keepers.append(keepers.of_container(value))
         for k, each in enumerate(items):
             write = None if kind is tuple else partial(kind.__setitem__, value, k)
             self._later(f"{path}[{k}]", each, write)
@@ -234,7 +234,7 @@ class StateWalk:
         plain = frozenset((type(i).__name__, i) for i in items if type(i) in _PLAIN)
         self._note(path, (type(value).__qualname__, len(items), plain))
         if issubclass(type(value), set):
-            self.keepers.append(keepers.of_set(value))
+            self.keepers.append(keepers.of_container(value))
         for each in items:
             if type(each) not in _PLAIN:
                 self._later(f"{path}'s {type(each).__name__}", each)
@@ -372,13 +372,13 @@ class StateWalk:
         """A module: what it consists of is called as in its state dict."""
         self._note(path, (type(value).__qualname__,))
         held = attributes_of(value) or {}
-        self.keepers.append(keepers.of_dict(held))
+        self.keepers.append(keepers.of_container(held))
         for key, each in list(held.items()):
             if key in _PARTS and issubclass(type(each), dict):
                 self._note(f"{path}'s {key[1:]}", tuple(each))
                 self._dictionary_of(path, each, lambda name: f"{path}.{name}")
             elif key.endswith("hooks") and issubclass(type(each), dict):
-                self.keepers.append(keepers.of_dict(each))
+                self.keepers.append(keepers.of_container(each))
                 if each:
                     self._note(f"{path}'s {key[1:].replace('_', ' ')}", (len(each),))
                 for hook in each.values():

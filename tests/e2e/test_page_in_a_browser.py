@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from helpers.chromium import PROGRAM, Chromium
 from helpers.models import SAMPLES
-from helpers.processes import HANG_SECONDS
 from memplan.api.analysis import Analysis, analyze
 from memplan.report.html.page import page
 from memplan.report.tell.analysis import tell_analysis
 from memplan.simulate.explain import TensorClass
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
-)
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.skipif(not CHROMIUM, reason="needs Chromium"),
+    pytest.mark.skipif(not PROGRAM, reason="needs Chromium"),
 ]
+
+Told = Callable[[str], Any]
 
 # What tests say in the page: the rows of the table, words typed, a pointer at a part of the chart.
 LANGUAGE = """
@@ -54,31 +50,21 @@ def analysis() -> Analysis:
     return analyze(SAMPLES / "gpt_dropout.onnx")
 
 
-def told(page: str, script: str, folder: Path) -> Any:
-    """What ``script`` puts into ``found`` when the page has been read."""
-    page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
-    end = (
-        f"<script>{LANGUAGE}let found;{script}\n"
-        "document.body.replaceChildren(JSON.stringify(found));</script></body>"
-    )
-    path = folder / "page.html"
-    path.write_text(page.replace("</body>", end), encoding="utf-8")
-    done = subprocess.run(
-        [
-            *(CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"),
-            *("--window-size=1300,900", f"--user-data-dir={folder / 'profile'}", path.as_uri()),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=HANG_SECONDS,
-        env={**os.environ, "HOME": str(folder)},
-    )
-    body = re.search(r"<body>(.*)</body>", done.stdout, re.S)
-    assert body is not None, done.stderr[-2000:]
-    return json.loads(body[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
+@pytest.fixture(scope="module")
+def told(analysis: Analysis, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+    """What a script puts into ``found`` when the page has been read."""
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    path.write_text(page(tell_analysis(analysis)), encoding="utf-8")
+    with Chromium() as browser:
+
+        def run(script: str) -> Any:
+            browser.open(path, 1300)
+            return browser.run(f"(() => {{ {LANGUAGE} let found; {script}\nreturn found; }})()")
+
+        yield run
 
 
-def test_all_tensors_can_be_searched(analysis: Analysis, tmp_path: Path) -> None:
+def test_all_tensors_can_be_searched(analysis: Analysis, told: Told) -> None:
     """By name, by the name of a view in the same buffer, by module and class together."""
     view, root = next(
         (analysis.graph.tensors[t].name, analysis.graph.tensors[buffer.root].name)
@@ -86,12 +72,10 @@ def test_all_tensors_can_be_searched(analysis: Analysis, tmp_path: Path) -> None
         for t in buffer.members[1:]
     )
     first, by_name, by_view, both = told(
-        page(tell_analysis(analysis)),
         f"""found = [said()];
         for (const words of ["masked_fill_3", {json.dumps(view)}, "BLOCKS.2.mlp stash"]) {{
           type(words); found.push(rows());
         }}""",
-        tmp_path,
     )
     resident = [t for t in analysis.graph.tensors if t.producer < 0 and t.nbytes]
     count = len(analysis.timeline.allocation.buffers) + len(resident)
@@ -103,14 +87,12 @@ def test_all_tensors_can_be_searched(analysis: Analysis, tmp_path: Path) -> None
     assert len(both) < count / 10
 
 
-def test_a_click_lists_what_is_alive_there(analysis: Analysis, tmp_path: Path) -> None:
+def test_a_click_lists_what_is_alive_there(analysis: Analysis, told: Told) -> None:
     step, count, names, after = told(
-        page(tell_analysis(analysis)),
         """pointer("down", 0.5); pointer("up", 0.5);
         found = [section.querySelector(".step").textContent, said()];
         type("stash"); found.push(rows()); type("");
         section.querySelector(".step").click(); found.push(said());""",
-        tmp_path,
     )
     picked = int(re.fullmatch(r"alive at step (\d+) ×", step)[1])  # type: ignore[index]
     buffers = analysis.timeline.live_at(picked)
@@ -127,13 +109,11 @@ def test_a_click_lists_what_is_alive_there(analysis: Analysis, tmp_path: Path) -
 
 
 def test_after_zooming_the_tooltip_is_of_the_step_under_the_pointer(
-    analysis: Analysis, tmp_path: Path
+    analysis: Analysis, told: Told
 ) -> None:
     before, after = told(
-        page(tell_analysis(analysis)),
         """pointer("down", 0.25); pointer("move", 0.75); found = [tip()];
         pointer("up", 0.75); found.push(tip());""",
-        tmp_path,
     )
     first, last = (int(re.search(r"step (\d+)", text)[1]) for text in (before, after))  # type: ignore[index]
     count = len(analysis.timeline.order)
@@ -142,14 +122,12 @@ def test_after_zooming_the_tooltip_is_of_the_step_under_the_pointer(
     assert abs(last - (0.25 + 0.5 * 0.75) * count) <= 2
 
 
-def test_the_table_is_sorted_by_any_column(analysis: Analysis, tmp_path: Path) -> None:
+def test_the_table_is_sorted_by_any_column(analysis: Analysis, told: Told) -> None:
     ascending, descending = told(
-        page(tell_analysis(analysis)),
         """const head = section.querySelector("[data-column=birth] button");
         const births = () => [...section.querySelectorAll("tbody tr")].map(
           row => row.cells[5].textContent);
         head.click(); const down = births(); head.click(); found = [births(), down];""",
-        tmp_path,
     )
     assert ascending[0] == "before"
     numbers = [int(text) for text in descending]

@@ -14,13 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from helpers.models import load_benchmark
 
-def conv_norm(
-    channels: int, outer: int, kernel: int = 1, stride: int = 1, groups: int = 1
-) -> list[nn.Module]:
-    """A convolution without bias and a batch norm."""
-    conv = nn.Conv2d(channels, outer, kernel, stride, kernel // 2, groups=groups, bias=False)
-    return [conv, nn.BatchNorm2d(outer)]
+TINY = load_benchmark("nets").TINY
+"""Ten families, which tests/ort/test_families.py compares in float32; here is what they lack."""
 
 
 class Classified(nn.Module):
@@ -32,73 +29,6 @@ class Classified(nn.Module):
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         return functional.cross_entropy(self.head(self.body(x).mean((2, 3))), labels)
-
-
-class Mlp(nn.Module):
-    """Linear layers with ReLU and GELU; mean squares."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 3)
-        )
-
-    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
-        return functional.mse_loss(self.layers(x), targets)
-
-
-# --- Convolutions -------------------------------------------------------------------------------
-
-
-class UNet(nn.Module):
-    """One level down by a max pool, up by a transposed convolution, one by interpolation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.outer, self.inner = (
-            nn.Sequential(*conv_norm(3, 4, 3)),
-            nn.Sequential(*conv_norm(4, 8, 3)),
-        )
-        self.deep, self.up = nn.Conv2d(8, 8, 3, padding=1), nn.ConvTranspose2d(8, 4, 2, 2)
-        self.head = nn.Conv2d(8, 2, 1)
-
-    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        outer = functional.relu(self.outer(x))
-        inner = functional.relu(self.inner(functional.max_pool2d(outer, 2)))
-        deep = functional.avg_pool2d(inner, 2)
-        deep = functional.interpolate(self.deep(deep), scale_factor=2, mode="nearest")
-        up = self.up(functional.relu(inner + deep))
-        return functional.cross_entropy(self.head(torch.cat([outer, up], 1)), labels)
-
-
-class GatedResidual(nn.Module):
-    """MobileNetV3: hard swish, and a gate by hard sigmoid."""
-
-    def __init__(self, channels: int, inner: int, kernel: int, stride: int) -> None:
-        super().__init__()
-        self.expand = nn.Sequential(*conv_norm(channels, inner), nn.Hardswish())
-        self.depthwise = nn.Sequential(*conv_norm(inner, inner, kernel, stride, inner))
-        self.squeeze, self.excite = nn.Conv2d(inner, 4, 1), nn.Conv2d(4, inner, 1)
-        self.project = nn.Sequential(*conv_norm(inner, channels))
-        self.stride = stride
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = functional.hardswish(self.depthwise(self.expand(x)))
-        gate = self.excite(functional.relu(self.squeeze(functional.adaptive_avg_pool2d(y, 1))))
-        y = self.project(y * functional.hardsigmoid(gate))
-        return x + y if self.stride == 1 else y
-
-
-def mobilenet_v3() -> nn.Module:
-    """A stem and three gated residuals."""
-    body = nn.Sequential(
-        *conv_norm(3, 8, 3, 2),
-        nn.Hardswish(),
-        GatedResidual(8, 16, 3, 1),
-        GatedResidual(8, 24, 5, 2),
-        GatedResidual(8, 16, 3, 1),
-    )
-    return Classified(body, 8)
 
 
 class Convolutions(nn.Module):
@@ -153,62 +83,6 @@ class Attention(nn.Module):
             query, key, value, enable_gqa=grouped, **settings
         )
         return self.out(mixed.transpose(1, 2).flatten(2))
-
-
-class Block(nn.Module):
-    """Norms first."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = Attention(width, heads)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor, **settings: Any) -> Tensor:
-        x = x + self.attention(self.norm_1(x), **settings)
-        return x + self.down(functional.gelu(self.up(self.norm_2(x)), approximate="tanh"))
-
-
-class Gpt2(nn.Module):
-    """Learned places, causal attention, a head tied to the embedding."""
-
-    def __init__(self, vocabulary: int = 13, width: int = 12) -> None:
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(16, width)
-        self.blocks = nn.ModuleList(Block(width, 3) for _ in range(2))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, vocabulary, bias=False)
-        self.head.weight = self.tokens.weight
-
-    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        place = torch.arange(tokens.shape[1])
-        x = self.tokens(tokens) + self.places(place)
-        for block in self.blocks:
-            x = block(x, is_causal=True)
-        logits = self.head(self.norm(x))
-        return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-
-
-class Bert(nn.Module):
-    """Three embeddings, padding masked out, labels of -100 ignored."""
-
-    def __init__(self, vocabulary: int = 13, width: int = 12) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(vocabulary, width, padding_idx=0)
-        self.places, self.kinds = nn.Embedding(16, width), nn.Embedding(2, width)
-        self.norm = nn.LayerNorm(width)
-        self.blocks = nn.ModuleList(Block(width, 2) for _ in range(2))
-        self.head = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, vocabulary))
-
-    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        seen = (tokens != 0)[:, None, None, :]
-        place = torch.arange(tokens.shape[1])
-        kind = torch.zeros_like(tokens)
-        x = self.norm(self.tokens(tokens) + self.places(place) + self.kinds(kind))
-        for block in self.blocks:
-            x = block(x, attn_mask=seen)
-        wanted = torch.where(tokens != 0, labels, -100)
-        return functional.cross_entropy(self.head(x).flatten(0, 1), wanted.flatten())
 
 
 class Encoder(nn.Module):
@@ -284,12 +158,6 @@ class Net:
     batch: Callable[[], tuple[Tensor, ...]]
 
 
-def pixels(count: int, size: int, classes: int) -> Callable[[], tuple[Tensor, ...]]:
-    """Images and a class for every pixel."""
-    shape = (count, size, size)
-    return lambda: (torch.randn(count, 3, size, size), torch.randint(0, classes, shape))
-
-
 def images(count: int, size: int) -> Callable[[], tuple[Tensor, ...]]:
     """Images and one of five classes for each."""
     return lambda: (torch.randn(count, 3, size, size), torch.randint(0, 5, (count,)))
@@ -300,12 +168,9 @@ def text() -> tuple[Tensor, ...]:
     return torch.randint(0, 13, (2, 7)), torch.randint(0, 13, (2, 7))
 
 
-NETS: dict[str, Net] = {
-    "mlp": Net(Mlp, lambda: (torch.randn(8, 6), torch.randn(8, 3))),
-    "unet": Net(UNet, pixels(2, 16, 2)),
-    "mobilenet_v3": Net(mobilenet_v3, images(4, 32)),
-    "gpt2": Net(Gpt2, text),
-    "bert": Net(Bert, text),
+NETS: dict[str, Any] = {
+    "gpt2": TINY["gpt2_tiny"],
+    "unet": TINY["unet3_tiny"],
     "lstm_both_ways": Net(lambda: Recurrent(nn.LSTM, True), text),
     "gru": Net(lambda: Recurrent(nn.GRU), text),
     "transformer_encoder": Net(Encoder, text),

@@ -162,13 +162,6 @@ def test_reduction_over_no_axes(op: str, run: Any) -> None:
     check(single(op, x, ints(), noop_with_empty_axes=1), run=run)
 
 
-def test_product_with_zeros() -> None:
-    """One zero in a row, two in another, none in the third."""
-    x = draw((3, 3))
-    x[0, 1] = x[1, 0] = x[1, 2] = 0
-    check(single("ReduceProd", x, ints(1)))
-
-
 @QUIET
 @given(shapes(1, 3), st.integers(0, 1), st.integers(0, 1), st.integers(0, 2))
 def test_cumulative_sum(shape: tuple[int, ...], exclusive: int, reverse: int, axis: int) -> None:

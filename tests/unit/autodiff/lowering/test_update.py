@@ -1,4 +1,4 @@
-"""Optimizer models folded into the step: steps of training against formulas and PyTorch."""
+"""Optimizer models folded into the step: steps of training against the formula."""
 
 from __future__ import annotations
 
@@ -86,32 +86,6 @@ def test_adamw(decay: float) -> None:
     compare(trained(found, 0.01), by_formula(0.01, decay, 1e-3))
 
 
-@pytest.mark.parametrize("clip", [None, 0.05])
-@pytest.mark.parametrize("op", ["AdamWOptimizer", "SGDOptimizerV2"])
-def test_against_pytorch(op: str, clip: float | None) -> None:
-    torch: Any = pytest.importorskip("torch")
-    start = {n: torch.tensor(v) for n, v in made.feeds().items() if n in made.SIZES}
-    weights = [start[n].requires_grad_() for n in made.TRAINED]
-    adam = op == "AdamWOptimizer"
-    optimizer = torch.optim.AdamW(weights, lr=0.01) if adam else torch.optim.SGD(weights, lr=0.01)
-    history = []
-    for k in range(STEPS):
-        batch = made.feeds(seed=k)
-        hidden = torch.nn.functional.linear(
-            torch.tensor(batch["x"]), start["fc1.weight"], start["fc1.bias"]
-        )
-        scores = torch.nn.functional.linear(
-            torch.relu(hidden * start["fc1.gate"]), start["fc2.weight"], start["fc2.bias"]
-        )
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(scores, torch.tensor(batch["labels"])).backward()
-        if clip is not None:
-            torch.nn.utils.clip_grad_norm_(weights, clip)
-        optimizer.step()
-        history.append({n: start[n].detach().numpy().copy() for n in made.TRAINED})
-    compare(trained(step_of(op, clip), 0.01), history)
-
-
 def test_what_the_file_says() -> None:
     found = step_of(clip=1.0)
     graph, contract = found.model.graph, found.contract
@@ -144,47 +118,6 @@ def test_a_gradient_of_what_the_graph_computes() -> None:
     renewed = lowered(model, optimizer=optimizer).contract.new_values
     assert set(made.TRAINED) < set(renewed.values())
     assert "h" not in renewed.values()
-
-
-def test_a_step_of_0_counts_as_1() -> None:
-    found = step_of()
-    feeds = made.feeds() | {
-        name: np.zeros(made.SIZES[name.rpartition(".")[0]], np.float32)
-        for name in found.contract.named(Role.OPTIMIZER_STATE)
-    }
-    one, zero = (runtime(found.model, {**feeds, "step": np.asarray(number)}) for number in (1, 0))
-    assert zero["step_new"] == one["step_new"] == 2
-    np.testing.assert_array_equal(zero["fc1.weight_new"], one["fc1.weight_new"])
-
-
-def places(found: LoweredGraph) -> dict[str, tuple[int, int, int]]:
-    """For each parameter: its last reader, its first and its last node of the update."""
-    order = found.model.graph.node
-    own = {n: f"{n}/update" for n in made.TRAINED}
-    readers = {
-        n: [k for k, item in enumerate(order) if n in item.input and not item.name.startswith(p)]
-        for n, p in own.items()
-    }
-    steps = {n: [k for k, i in enumerate(order) if i.name.startswith(p)] for n, p in own.items()}
-    return {n: (readers[n][-1], steps[n][0], steps[n][-1]) for n in own}
-
-
-def test_updates_stand_behind_what_reads_their_parameters() -> None:
-    """So that a session may write the new value over the old one; and as early as that allows."""
-    found = step_of()
-    told = [node_metadata(item).get(PHASE_KEY) for item in found.model.graph.node]
-    last = max(k for k, phase in enumerate(told) if phase == Phase.BACKWARD)
-    for reader, first, _ in places(found).values():
-        assert reader < first
-    assert places(found)["fc2.weight"][2] < last
-    assert places(found)["fc2.bias"][2] < last
-
-
-def test_clipping_waits_for_all_gradients() -> None:
-    found = step_of(clip=1.0)
-    told = [node_metadata(item).get(PHASE_KEY) for item in found.model.graph.node]
-    last = max(k for k, phase in enumerate(told) if phase == Phase.BACKWARD)
-    assert all(end > last for _, _, end in places(found).values())
 
 
 @pytest.mark.parametrize(

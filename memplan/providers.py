@@ -52,7 +52,7 @@ PROVIDERS: Mapping[str, Provider] = {
         counts=False,
         plugin="onnxruntime_ep_webgpu",
         cure="pip install onnxruntime onnxruntime-ep-webgpu (without onnxruntime-gpu) and, on "
-        "Linux, Vulkan's loader (libvulkan1) and a driver; or use --provider cpu; docs/any-gpu.md",
+        "Linux, Vulkan's loader (libvulkan1) and a driver (docs/any-gpu.md); or use --provider cpu",
     ),
 }
 

@@ -8,6 +8,7 @@ from importlib import import_module
 import onnxruntime as ort
 
 from memplan.providers import PROVIDERS
+from memplan.runtime.adapters import adapter_problem
 
 
 @cache
@@ -15,7 +16,8 @@ def register(provider: str) -> None:
     """Make the provider known to ONNX Runtime, once per process, where it is not built in.
 
     Raises:
-        RuntimeError: its package is not installed, or this ONNX Runtime does not take it.
+        RuntimeError: its package is not installed, this ONNX Runtime does not take it, or there is
+            no adapter.
     """
     module = PROVIDERS[provider].plugin
     if not module:
@@ -26,6 +28,9 @@ def register(provider: str) -> None:
         raise RuntimeError(
             f"{provider} did not start: no {module.replace('_', '-')}: {error}"
         ) from None
+    # Asked for an adapter that is not there, it prints what its libraries say.
+    if problem := adapter_problem():
+        raise RuntimeError(f"{provider} did not start: {problem}")
     if not hasattr(ort, "register_execution_provider_library"):
         raise RuntimeError(
             f"{provider} did not start: ONNX Runtime {ort.__version__} has no plugins"

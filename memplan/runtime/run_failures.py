@@ -6,7 +6,6 @@ import re
 
 from memplan.errors import NodeFailedError, ProviderMissingError, RuntimeUnavailableError
 from memplan.providers import PROVIDERS, on_host
-from memplan.runtime.adapters import adapter_problem
 from memplan.runtime.installed import missing_runtime
 from memplan.units import format_bytes
 
@@ -53,7 +52,7 @@ def explain(error: str, what: str, provider: str) -> RuntimeUnavailableError:
     if line.startswith(("ImportError: ", "ModuleNotFoundError: ")):
         return missing_runtime(line.partition(": ")[2])
     if provider == "webgpu" and any(sign in line for sign in _NO_WEBGPU):
-        problem = line.partition("did not start: ")[2] or adapter_problem() or line[-160:]
+        problem = line.partition("did not start: ")[2] or line[-160:]
         return ProviderMissingError(
             f"WebGPU was asked for but its provider did not start: {problem[:300]}",
             PROVIDERS["webgpu"].cure,

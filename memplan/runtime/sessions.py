@@ -40,6 +40,9 @@ def open_session(
         # CUDA and cuDNN from NVIDIA's wheels (PyTorch's too), where the loader would not look.
         ort.preload_dlls()
     register(request.provider)
+    if provider not in ort.get_available_providers():
+        # A session would be made on the CPU, with a warning.
+        raise RuntimeError(f"{provider} is not in available providers")
     # Dropout starts its generators from seed, seed + 1, ...; of those 0 and 1 give equal numbers,
     # so that two draws in each other's place would go unnoticed.
     ort.set_seed(request.seed + _FIRST_SEED)
@@ -48,13 +51,16 @@ def open_session(
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     settings = {**found.settings, **request.provider_options, **(more or {})}
     session = ort.InferenceSession(
-        model, options, providers=[(provider, settings)], disabled_optimizers=disabled
+        model,
+        options,
+        providers=[(provider, settings)],
+        disabled_optimizers=disabled,
+        # Else it prints what failed and makes a session on the CPU, now or when a run fails.
+        enable_fallback=0,
     )
     if session.get_providers()[0] != provider:
         # The runtime falls back to the CPU in silence when a provider fails to start.
         raise RuntimeError(f"{provider} did not start; the session fell back to the CPU")
-    # And it makes a new session on the CPU when a run fails.
-    session.disable_fallback()
     return session
 
 

@@ -17,11 +17,11 @@ _FEWEST = 10
 
 
 def few_by_day(cases: Iterable[Any]) -> list[Any]:
-    """Every fourth case, which may be a tuple of values; all in a thorough run."""
+    """Every fifth case, which may be a tuple of values; all in a thorough run."""
     found = []
     for k, case in enumerate(cases):
         values = case if isinstance(case, tuple) else (case,)
-        marks = [pytest.mark.nightly] * (k % 4 > 0)
+        marks = [pytest.mark.nightly] * (k % 5 > 0)
         found.append(pytest.param(*values, marks=marks, id="-".join(map(str, values))))
     return found
 

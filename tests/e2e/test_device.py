@@ -35,7 +35,6 @@ def test_device_as_text(memplan: Memplan) -> None:
     assert lines[0].startswith("ONNX Runtime 1.")
     assert "cpu: starts" in lines
     assert lines[-1].startswith("CPU: ")
-    assert memplan("device", "-q").stdout == ""
 
 
 @pytest.mark.skipif(not isinstance(find_gpu(), str), reason="this machine has a GPU")

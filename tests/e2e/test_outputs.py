@@ -115,7 +115,7 @@ def test_a_link_to_nothing_is_refused_before_any_work(
 
 @pytest.mark.slow
 def test_two_updates_at_once_lose_nothing(tmp_path: Path) -> None:
-    names = [f"m{k}.onnx" for k in range(4)]
+    names = [f"m{k}.onnx" for k in range(2)]
     for name in names:
         saved(odd.training(), tmp_path, name)
     code = "import sys; from memplan_cli.main import main; sys.exit(main())"

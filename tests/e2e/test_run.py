@@ -223,6 +223,7 @@ def command(*arguments: str) -> list[str]:
 LONG = (*RUN, "--steps", "400", "--lr", "0.003", "--checkpoint-every", "7")
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(
     inside: Memplan, tmp_path: Path
 ) -> None:

@@ -34,8 +34,8 @@ def model(tmp_path: Path) -> Path:
     return batched(tmp_path)
 
 
-def test_the_table(memplan: Memplan) -> None:
-    lines = succeeded(memplan(*ONE)).splitlines()
+def test_the_table(inside: Memplan) -> None:
+    lines = succeeded(inside(*ONE)).splitlines()
     assert lines[0] == "2 points: 1 planned, 1 infeasible"
     assert [line.split()[0] for line in lines[-2:]] == ["60%", "1kB"]
     assert max(map(len, lines)) <= 80

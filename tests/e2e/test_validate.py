@@ -136,7 +136,9 @@ def test_a_model_with_a_string_output_is_compared_too(inside: Memplan, tmp_path:
 
 @pytest.mark.ort
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
-@pytest.mark.parametrize("signal", [SIGTERM, SIGKILL], ids=["term", "kill"])
+@pytest.mark.parametrize(
+    "signal", [SIGTERM, pytest.param(SIGKILL, marks=pytest.mark.nightly)], ids=["term", "kill"]
+)
 def test_no_child_outlives_it(signal: Signals, tmp_path: Path) -> None:
     saved(_endless(), tmp_path)
     temporary = tmp_path / "temporary"

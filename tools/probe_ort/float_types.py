@@ -12,7 +12,6 @@ operator fails, the values of its attributes tell which: a row is ``[attribute, 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import defaultdict
 from itertools import product
@@ -23,6 +22,7 @@ import onnx
 import onnxruntime as ort
 from cases import Case, Const, all_cases, model_of, node_of
 from onnx import TensorProto, helper
+from table import head, render
 
 LATER = 22
 """The opset in which most operators take bfloat16."""
@@ -158,27 +158,14 @@ def _text(value: object) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _rendered(found: dict[str, dict[str, list[list[str]]]]) -> str:
-    """The table, an operator per line."""
-    head = {
-        "schema": "memplan.float-types/1",
-        "runtime": f"onnxruntime {ort.__version__}",
-        "provider": "cpu",
-    }
-    parts = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
-    for name, rows in found.items():
-        lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(row)}" for key, row in rows.items())
-        parts.append(f" {json.dumps(name)}: {{\n{lines}\n }}")
-    return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
 def main() -> int:
     """Measure and write the table."""
     arguments = argparse.ArgumentParser(prog="float_types", description=__doc__.splitlines()[0])
     arguments.add_argument("--out", type=Path, help="table to write (default: standard output)")
     arguments.add_argument("--verbose", action="store_true", help="the runtime's words")
     options = arguments.parse_args()
-    text = _rendered(measured(options.verbose))
+    first = {**head("cpu"), "schema": "memplan.float-types/1"}
+    text = render({**first, **measured(options.verbose)})
     if options.out:
         options.out.write_text(text, encoding="utf-8")
     else:

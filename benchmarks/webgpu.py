@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.parser
+import onnxruntime as ort
 from onnx import TensorProto
 
 import memplan
@@ -46,6 +47,7 @@ from memplan.ops.cost import flops
 from memplan.ops.faults import features
 from memplan.ops.instance import in_graph
 from memplan.ops.memory import semantics
+from memplan.providers import PROVIDERS
 from memplan.runtime.adapters import SOFTWARE_ALLOWED, find_adapters
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.messages import RunRequest
@@ -148,10 +150,10 @@ def whole_flops(model: OpenModel) -> float:
     return sum(flops(model.graph, node) for node in model.graph.nodes)
 
 
-def opened(path: Path, provider: str, **settings: str) -> Any:
+def opened(path: Path, provider: str) -> Any:
     """A tuned session of a file."""
     dims = DIMS.get(path.stem, {})
-    request = RunRequest("tuned", provider, dims, provider_options=settings)
+    request = RunRequest("tuned", provider, dims)
     return open_session(str(path), request, session_options("tuned", dims))
 
 
@@ -253,8 +255,13 @@ def buffers(path: Path, budget: str, mode: str) -> Row:
 
 def held(path: str, mode: str) -> Row:
     """Bytes of storage buffers alive at once in the third run, where they are counted."""
-    feeds = synthesize(open_model(Path(path)).graph, 0)
-    session = opened(Path(path), "webgpu", storageBufferCacheMode=mode)
+    feeds, known = synthesize(open_model(Path(path)).graph, 0), PROVIDERS["webgpu"]
+    # Not by memplan, which would ask Vulkan for adapters.
+    library = import_module(known.plugin).get_library_path()
+    ort.register_execution_provider_library("webgpu", library)
+    settings = {**known.settings, "storageBufferCacheMode": mode}
+    options = session_options("tuned", {})
+    session = ort.InferenceSession(path, options, [(known.runtime_name, settings)])
     vulkan = ctypes.CDLL("libvulkan.so.1")
     alive, peak = (
         ctypes.c_int64.in_dll(vulkan, f"count_{name}_bytes") for name in ("live", "peak")

@@ -90,7 +90,7 @@ def budget_findings(run: Run, budget: int | None, later_with_workspace: int | No
     limit = f"over the budget {budget:,} B"
     first, *later = (run.resident_bytes + nbytes for nbytes in run.all_dynamic_bytes)
     if first > budget:
-        return [f"the measured peak is {first - budget:,} B {limit}"]
+        return [f"the {run.known} peak is {first - budget:,} B {limit}"]
     found = []
     highest = max(later, default=0)
     if highest > budget:
@@ -116,5 +116,7 @@ def rise_findings(before: Run, after: Run, budget: int | None) -> list[str]:
     rise = after.highest_measured_bytes - before.highest_measured_bytes
     if after.measured_peak_bytes > before.measured_peak_bytes or rise > 0:
         over = max(rise, after.measured_peak_bytes - before.measured_peak_bytes)
-        return [f"the measured peak is {over:,} B above the original's, and no budget is recorded"]
+        return [
+            f"the {after.known} peak is {over:,} B above the original's, and no budget is recorded"
+        ]
     return []

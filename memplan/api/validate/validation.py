@@ -43,6 +43,11 @@ class Run:
     counted: bool = True
 
     @property
+    def known(self) -> str:
+        """What its peak is: ``measured``, or ``predicted`` alone."""
+        return "measured" if self.counted else "predicted"
+
+    @property
     def all_dynamic_bytes(self) -> tuple[int, ...]:
         """Measured dynamic peaks, run by run."""
         return (

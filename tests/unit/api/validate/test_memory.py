@@ -49,6 +49,18 @@ def test_every_run_is_held_against_the_budget() -> None:
     assert over(150, replace(RUN, session="tuned")) == ["later runs are 5 B over the budget 150 B"]
 
 
+def test_where_a_provider_tells_no_bytes_nothing_is_called_measured() -> None:
+    run = replace(RUN, counted=False)
+    assert over(149, run) == ["the predicted peak is 1 B over the budget 149 B"]
+    said = "the predicted peak is 50 B above the original's, and no budget is recorded"
+    assert rise_findings(replace(run, measured_peak_bytes=100), run, None) == [said]
+    told = run.as_json()
+    measured = ("measured_peak_bytes", "measured_dynamic_bytes", "second_run_dynamic_bytes")
+    assert [told[name] for name in (*measured, "arena_bytes")] == [None] * 4
+    assert told["further_draws"] == [{"dynamic_bytes": None}]
+    assert not run.as_predicted
+
+
 def test_further_draws_are_held_against_it_too() -> None:
     run = replace(RUN, second_run_dynamic_bytes=50, further_dynamic_bytes=(50, 61))
     assert over(160, run)[0].startswith("later runs are 1 B over")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import re
 import runpy
 import signal
@@ -17,7 +18,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import onnx
 import pytest
+from google.protobuf.message import DecodeError
 
 from helpers.models import ROOT
 from helpers.processes import HANG_SECONDS
@@ -37,11 +40,14 @@ def fuzz() -> Iterator[Any]:
     sys.path.insert(0, str(FOLDER))
     try:
         import ended
+        import hostile
+        import mutate
         import proofs
         import values
 
         main = runpy.run_path(str(FOLDER / "__main__.py"))
-        yield SimpleNamespace(ended=ended, proofs=proofs, values=values, outcomes=main["outcomes"])
+        modules = {"ended": ended, "hostile": hostile, "mutate": mutate, "proofs": proofs}
+        yield SimpleNamespace(**modules, values=values, outcomes=main["outcomes"])
     finally:
         sys.path.remove(str(FOLDER))
 
@@ -88,6 +94,20 @@ def test_what_dies_and_what_has_no_end_is_told(fuzz: Any, tmp_path: Path) -> Non
     found = {each.number: each.place for each in fuzz.outcomes(examine, range(4), options, 1.0)}
     assert found == {0: "died (15)", 1: "no end in time", 2: "a bug", 3: ""}
     assert (tmp_path / "analyze-1-2" / "found.txt").exists()
+
+
+def test_damage_changes_models_and_leaves_some_valid(fuzz: Any) -> None:
+    data = fuzz.hostile.seeds()["step"]
+    made = {fuzz.mutate.mutated(data, random.Random(k), 0.0) for k in range(80)}
+    valid = 0
+    for each in made:
+        try:
+            onnx.checker.check_model(onnx.ModelProto.FromString(each))
+            valid += 1
+        except (onnx.checker.ValidationError, DecodeError):
+            pass
+    assert len(made - {data}) > 60
+    assert 10 < valid < len(made) - 10
 
 
 # --- The proof ------------------------------------------------------------------------------------

@@ -286,7 +286,7 @@ def test_recorded_session_and_dims_are_used(project: Path, memplan: Memplan) -> 
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("version = 1", "version = 7", ":3: lock version 7"),
+        ("version = 1", "version = 7", "memplan.lock: lock version 7"),
         ("version = 1", "version = 1\n<<<<<<< HEAD", ":4: the lock holds an unresolved merge"),
         ("version = 1", "version =", ":3: the lock is not valid TOML"),
         (f'[models."{MLP}"]', f'[models."{MLP}"]\npeak = 3', "'peak' of model"),

@@ -187,8 +187,9 @@ class Reference:
         if not self.why_not_exact:
             try:
                 return self.eager.run(number, values, wide=True)
-            except Exception:
-                self.why_not_exact = "the step does not run in float64"
+            except Exception as error:
+                said = "ran out of memory" if ran_out_of_memory(error) else "does not run"
+                self.why_not_exact = f"the step {said} in float64"
         return None
 
     def twin(self, scale: LossScale | None) -> Twin | None:

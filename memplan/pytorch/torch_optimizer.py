@@ -66,6 +66,12 @@ _MUON = {
     "ns_b": OptionSource("ns_coefficients", 1, sign=-1),
     "ns_c": OptionSource("ns_coefficients", 2),
 }
+_RPROP = {
+    "etaminus": OptionSource("etas", 0),
+    "etaplus": OptionSource("etas", 1),
+    "step_min": OptionSource("step_sizes", 0),
+    "step_max": OptionSource("step_sizes", 1),
+}
 _MOMENTUM = Row("momentum", _same("momentum", "dampening", "nesterov"))
 _ROWS: Mapping[str, Row] = {
     "SGD": Row("sgd", instead={"momentum": _MOMENTUM}),
@@ -78,6 +84,8 @@ _ROWS: Mapping[str, Row] = {
     "Adagrad": Row("adagrad", _same("lr_decay", "eps")),
     "RMSprop": Row("rmsprop", _same("alpha", "eps", "momentum", "centered")),
     "Adafactor": Row("adafactor", _ADAFACTOR),
+    "ASGD": Row("asgd", _same("lambd", "alpha", "t0")),
+    "Rprop": Row("rprop", _RPROP),
     "Muon": Row("muon", _MUON),
     # Of lion_pytorch and others: the formula of the paper, unless a variant is on.
     "Lion": Row("lion", _BETAS, neutral={"decoupled_wd": False, "cautious_factor": 1.0}),
@@ -90,14 +98,12 @@ _NUMBERLESS = frozenset(
 )
 """Entries that every row reads, that change no numbers, or whose numbers are in the state."""
 _WHY = {
-    "ASGD": "memplan has no formula for it",
-    "Rprop": "memplan has no formula for it",
     "LBFGS": "it evaluates the loss several times in one step",
     "SparseAdam": "it updates the rows that a sparse gradient names, and gradients here are dense",
 }
 _STATE = {"momentum_buffer": "momentum"}
 """Names of state tensors that are not torch's."""
-_SCALARS = frozenset({"mu_product"})
+_SCALARS = frozenset({"mu_product", "eta"})
 """State that is float32 here; in PyTorch it is of the default type."""
 _UNCOUNTED = frozenset({"sgd", "lion", "muon", "rmsprop", "adadelta"})
 """Kinds of which every step is like the first."""

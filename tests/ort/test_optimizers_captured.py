@@ -28,8 +28,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "RAdam": ("RAdam", {"betas": (0.9, 0.75)}),
     "Adamax": ("Adamax", {"maximize": True}),
     "Adadelta": ("Adadelta", {}),
+    "ASGD": ("ASGD", {"lambd": 0.1, "t0": 3}),
     "centered": ("RMSprop", {"centered": True, "momentum": 0.5, "lr": 1e-3}),
     "dampened": ("SGD", {"momentum": 0.9, "dampening": 0.5, "lr": 0.01}),
+    "Rprop": ("Rprop", {}),
     "Adagrad": ("Adagrad", {"initial_accumulator_value": 0.5}),
 }
 
@@ -59,11 +61,12 @@ def eager(module: Any, optimizers: list[Any], batches: list[Any]) -> list[float]
     return losses
 
 
-def groups_of(module: Any) -> list[dict[str, Any]]:
+def groups_of(module: Any, decays: bool = True) -> list[dict[str, Any]]:
     weights = [p for p in module.parameters() if p.dim() > 1]
     others = [p for p in module.parameters() if p.dim() <= 1]
     rates: list[dict[str, Any]] = [{"params": weights, "lr": 0.02}, {"params": others, "lr": 0.005}]
-    rates[0]["weight_decay"] = 0.125
+    if decays:
+        rates[0]["weight_decay"] = 0.125
     return rates
 
 
@@ -104,7 +107,7 @@ def check(module: Any, optimizers: list[Any], state: Any, tolerance: float = 2e-
 def test_goes_on_as_pytorch_does(kind: str) -> None:
     name, options = KINDS[kind]
     module, batches = network()
-    groups = groups_of(module)
+    groups = groups_of(module, decays=name != "Rprop")
     if "lr" in options:
         groups = [{**group, "lr": options["lr"] * (k + 1)} for k, group in enumerate(groups)]
     optimizer = getattr(torch.optim, name)(groups, **options)

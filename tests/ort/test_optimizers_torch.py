@@ -110,7 +110,7 @@ class Muon:
             each.step()
 
 
-CLIMBING = "sgd adam adamw rmsprop adagrad adafactor nadam radam adamax adadelta"
+CLIMBING = "sgd adam adamw rmsprop adagrad adafactor nadam radam adamax adadelta asgd"
 CASES = [
     "muon",
     "muon{adjust_lr_fn=match_rms_adamw,nesterov=0,momentum=0.5,weight_decay=0.25}",
@@ -147,11 +147,19 @@ CASES = [
     "adamax{beta1=0.8,beta2=0.5,weight_decay=0.25}",
     "adadelta",
     "adadelta{rho=0.5,weight_decay=0.25}",
-    # Those of torch that can climb, each once.
+    "asgd",
+    "asgd{lambd=0.25,alpha=0.5,t0=2,weight_decay=0.25}",
+    "rprop",
+    "rprop{etaminus=0.25,etaplus=1.5,step_min=0.0078125,step_max=0.0625}",
+    # Those of torch that can climb, each once. Steps that grow push the network up to where tanh is
+    # flat, and rounding decides on signs: Rprop's are small.
     *(f"{name}{{maximize=1}}" for name in CLIMBING.split()),
+    "rprop{maximize=1,step_max=0.0078125}",
 ]
 TOGETHER = {
     "betas": {"beta1": 0.9, "beta2": 0.999},
+    "etas": {"etaminus": 0.5, "etaplus": 1.2},
+    "step_sizes": {"step_min": 1e-6, "step_max": 50.0},
 }
 """What PyTorch takes as a pair, and its default."""
 CLASSES = {name.lower(): name for name in vars(torch.optim) if name[0].isupper()} | {

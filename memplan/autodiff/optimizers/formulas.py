@@ -391,6 +391,53 @@ def muon(
     return u.shrunk() - u.cast(x) * size
 
 
+@kind(lr=1e-2)
+def asgd(u: UpdateBuilder, lambd: float = 1e-4, alpha: float = 0.75, t0: float = 1e6) -> Value:
+    """Polyak and Juditsky 1992 (SIAM J. Control Optim. 30), as ``torch.optim.ASGD``.
+
+    Gradient descent whose rate ``eta`` falls as lr / (1 + lambd·lr·t)^alpha; that of a step was set
+    by the one before it, and the first is lr. ``ax`` is the parameter itself, and from step ``t0``
+    on the average of all it has been since.
+    """
+    g, average, eta = u.decayed(), u.state("ax"), u.state("eta", (), FLOAT)
+    rate = u.double(u.rate())
+    now = u.op("Where", u.first(), u.operations.cast(rate, FLOAT), eta)
+    kept = u.cast(1 - u.double(now) * lambd)
+    new = u.renewed(u.weight, u.weight * kept - g * u.cast(now))
+    fallen = u.op("Pow", rate * u.step() * lambd + 1, alpha)
+    u.renew(eta, u.own_cast(rate / fallen, FLOAT))  # equal for all, but written over each
+    share = 1 / u.op("Max", u.step() - (1 + t0), 1.0)
+    whole = u.op("Equal", share, 1.0)
+    moved = average + (new - average) * u.cast(share)
+    u.renew(average, u.op("Where", whole, new, moved))
+    return new
+
+
+@kind(lr=1e-2)
+def rprop(
+    u: UpdateBuilder,
+    etaminus: float = 0.5,
+    etaplus: float = 1.2,
+    step_min: float = 1e-6,
+    step_max: float = 50.0,
+) -> Value:
+    """Riedmiller and Braun 1993 (ICNN), as ``torch.optim.Rprop``: only signs of gradients count.
+
+    Every element has a step size of its own, lr at first, times ``etaplus`` where the gradient
+    keeps its sign and ``etaminus`` where it turns; there the element waits for a step.
+    """
+    g, before, state = u.decayed(), u.state("prev"), u.state("step_size")
+    same = g * before
+    turned = u.op("Less", same, 0.0)
+    less, one = (u.emitter.const(n, u.weight.dtype) for n in (etaminus, 1.0))
+    factor = u.op("Where", turned, less, one)
+    factor = u.op("Where", u.op("Greater", same, 0.0), etaplus, factor)
+    size = u.op("Where", u.first(), u.rate(), state) * factor
+    size = u.renew(state, u.op("Clip", size, step_min, step_max))
+    used = u.renew(before, u.op("Where", turned, 0.0, g))
+    return u.weight - u.op("Sign", used) * size
+
+
 def parse_optimizer(text: str) -> Optimizer | None:
     """The optimizer that ``adamw{weight_decay=0.1}`` names; None for ``none``.
 

@@ -263,6 +263,7 @@ class UpdateBuilder:
         self.member = member
         self.inputs = inputs
         self.skipped = skipped
+        self._chosen: set[str] = set()
         self._parts: dict[str, list[Value]] = {}
         self._states: dict[str, Value] = {}
         self.parameters = [emitter.tensor(name) for name in gradients]
@@ -364,7 +365,11 @@ class UpdateBuilder:
         What reads the next value behind this reads it instead of ``new``, of which no memory is
         then left.
         """
-        return new if self.skipped is None else self.op("Where", self.skipped, old, new)
+        if self.skipped is None or new.name in self._chosen:
+            return new
+        found = self.op("Where", self.skipped, old, new)
+        self._chosen.add(found.name)
+        return found
 
     def new_values(self) -> dict[str, Value]:
         """Build the update: new values by the names of the inputs whose next value they are."""

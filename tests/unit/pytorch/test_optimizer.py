@@ -50,7 +50,9 @@ STATES = [
     ("AdamW", {"amsgrad": True}, ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]),
     ("NAdam", {}, ["exp_avg", "exp_avg_sq", "mu_product"]),
     ("RMSprop", {"centered": True, "momentum": 0.5}, ["grad_avg", "momentum", "square_avg"]),
+    ("Rprop", {}, ["prev", "step_size"]),
     ("Adadelta", {}, ["acc_delta", "square_avg"]),
+    ("ASGD", {}, ["ax", "eta", "mu"]),
 ]
 
 
@@ -81,7 +83,6 @@ def test_a_momentum_that_is_dampened_has_taken_its_first_step() -> None:
     ("make", "said"),
     [
         (lambda p: torch.optim.LBFGS([p]), "LBFGS cannot be captured: it evaluates the loss"),
-        (lambda p: torch.optim.Rprop([p]), "Rprop cannot be captured: memplan has no"),
         (lambda p: torch.optim.SparseAdam([p]), "SparseAdam cannot be captured: it updates the"),
         (lambda p: type("AdamW", (torch.optim.AdamW,), {})([p]), "AdamW cannot be captured"),
         (lambda p: Lion([p], caution=True), "Lion with caution=True"),
@@ -121,6 +122,8 @@ KINDS_READ: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     ("RAdam", {"decoupled_weight_decay": True}, "radam", {"decoupled_weight_decay": 1}),
     ("Adamax", {"betas": (0.5, 0.75)}, "adamax", {"beta1": 0.5, "beta2": 0.75}),
     ("Adadelta", {}, "adadelta", {"rho": 0.9, "eps": 1e-6}),
+    ("ASGD", {"t0": 5}, "asgd", {"t0": 5, "lambd": 1e-4, "alpha": 0.75}),
+    ("Rprop", {}, "rprop", {"etaminus": 0.5, "etaplus": 1.2, "step_min": 1e-6, "step_max": 50}),
     ("Muon", {}, "muon", {"ns_b": 4.775, "ns_steps": 5, "nesterov": 1, "eps": 1e-7}),
     ("Muon", {"adjust_lr_fn": "match_rms_adamw"}, "muon", {"adjust_lr_fn": "match_rms_adamw"}),
     ("Lion", {"betas": (0.5, 0.75)}, "lion", {"beta1": 0.5, "beta2": 0.75}),

@@ -57,6 +57,7 @@ SPECS = [
     "rmsprop{centered=1,momentum=0.5}",
     "nadam{decoupled_weight_decay=1,weight_decay=0.1,clip_norm=1}",
     "radam{decoupled_weight_decay=1,weight_decay=0.1}",
+    "asgd{t0=2,weight_decay=0.1}",
     "muon{nesterov=0,clip_norm=1}",
 ]
 
@@ -196,7 +197,7 @@ def test_what_has_a_default_need_not_be_fed() -> None:
     assert again["step_new"] == 3
 
 
-STEPPED = ["adam", "adamw", "adafactor", "momentum{dampening=0.5}", "nadam"]
+STEPPED = ["adam", "adamw", "adafactor", "momentum{dampening=0.5}", "nadam", "asgd", "rprop"]
 
 
 @pytest.mark.ort

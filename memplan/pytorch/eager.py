@@ -216,6 +216,19 @@ class Eager:
                 peak_bytes=watch.peak,
             )
 
+    def shaken(
+        self, values: Mapping[str, Tensor], share: float, seed: int = 0
+    ) -> dict[str, Tensor]:
+        """Parameters, those of ``values`` where it has them, each element off by about ``share`` of
+        itself, in float64; and the buffers of ``values``."""
+        generator = torch.Generator().manual_seed(seed)
+        found = dict(values)
+        for name, parameter in self.parameters.items():
+            wide = values.get(name, parameter).detach().double()
+            noise = torch.randn(wide.shape, generator=generator, dtype=torch.float64)
+            found[name] = wide * (1 + share * noise.to(wide.device))
+        return found
+
     def _drawn_alone(self, before: Tensor) -> tuple[str, ...]:
         """What drew from PyTorch's generator while nothing looked on."""
         drew = self.plain and not torch.equal(before, torch.get_rng_state())

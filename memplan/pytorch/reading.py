@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -84,8 +84,13 @@ class Reading:
     def narrowest(self) -> float:
         """The unit of the narrowest float type that the step computes in, but for what
         ``torch.autocast`` makes narrower."""
-        values = [node.meta.get("val") for node in self.program.graph.nodes]
-        return max((precision(v) for v in values if isinstance(v, Tensor)), default=2.0**-23)
+        return _narrowest([self.program.graph])
+
+    @property
+    def narrowest_cast(self) -> float:
+        """The same with that."""
+        modules = self.program.graph_module.modules()
+        return _narrowest([module.graph for module in modules if hasattr(module, "graph")])
 
     def place_of(self, name: str) -> str:
         """Where a parameter or buffer is read first: its module and the line of the user's code;
@@ -108,6 +113,11 @@ class Reading:
     def bytes_of(self, name: str) -> Any:
         """A function that gives the elements of a parameter, buffer or state tensor."""
         return partial(content, self.tensors[name])
+
+
+def _narrowest(graphs: Sequence[Any]) -> float:
+    values = [node.meta.get("val") for graph in graphs for node in graph.nodes]
+    return max((precision(v) for v in values if isinstance(v, Tensor)), default=2.0**-23)
 
 
 def read_step(step: TorchStep) -> Reading:

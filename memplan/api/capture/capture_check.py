@@ -92,6 +92,7 @@ class Check:
             optimizer given the graph's gradients.
         steps: how many steps were compared.
         draws: random draws of a step that both were given.
+        granted: tensors that are off by more than usual rounding, and taken for rounding.
         not_checked: what was left out, and why.
         differences: what is not PyTorch's; empty unless ``verdict`` says so.
         causes: what probably made it so.
@@ -114,6 +115,7 @@ class Check:
     update_error: float | None = None
     steps: int = 0
     draws: int = 0
+    granted: int = 0
     not_checked: tuple[str, ...] = ()
     differences: tuple[Difference, ...] = ()
     causes: tuple[str, ...] = ()

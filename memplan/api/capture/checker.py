@@ -36,6 +36,7 @@ from memplan.api.capture.compare_steps import (
     Values,
     compare,
 )
+from memplan.api.capture.doubts import Doubts
 from memplan.api.capture.later_steps import CAUSE, LATER, LaterSteps
 from memplan.api.capture.reference import Reference, Taken
 from memplan.api.capture.step_gradients import Trained, scale_of
@@ -94,6 +95,9 @@ class _Comparison:
         self.loss_scale: LossScale | None = None
         self.sink = trained.sink
         self.ties: set[str] = set()
+        self.granted: list[Difference] = []
+        self.causes: tuple[str, ...] = ()
+        self.doubts = Doubts(reference, self._ran, self._sides)
         self.later = LaterSteps(reference)
         self.renewed_twice: tuple[str, ...] = ()
 
@@ -222,6 +226,7 @@ class _Comparison:
             update_error=max(updates, default=None),
             steps=steps,
             draws=len(reference.first.draws),
+            granted=len({each.name for each in self.granted}),
             not_checked=self._not_checked(self.rounding) if steps else (),
             differences=tuple(
                 replace(each, place=self.reading.place_of(each.name))
@@ -252,7 +257,14 @@ class _Comparison:
             names = listed([f"'{name}'" for name in sorted(self.found.empty)], 3)
             of = counted(len(self.found.empty), "tensor")
             texts.append(f"{of} of which PyTorch has no finite entry: {names}")
-        if own is not None and own > DOUBTFUL:
+        if self.granted:
+            worst = max(self.granted, key=lambda each: each.error)
+            texts.append(
+                f"{counted(len({each.name for each in self.granted}), 'tensor')} off by more than "
+                f"usual rounding, most '{worst.name}' by {worst.error:.1g}: with weights that are "
+                "a millionth off, the difference is another one"
+            )
+        elif own is not None and own > DOUBTFUL:
             texts.append(f"more than a rough sum: PyTorch's own gradients are off by {own:.0%}")
         if self.renewed_twice:
             texts.append(
@@ -301,6 +313,11 @@ class _Comparison:
         if once is not None:
             self.renewed_twice = tuple(each.name for each in found.differences)
             found = once
+        if found.differences:
+            judged = self.doubts.judged(step, step - 1, values, ran, found.differences)
+            found.differences = list(judged.differences)
+            self.granted += judged.granted
+            self.causes = judged.causes
         if found.differences and step > 1 and self.later.changed:
             found.differences.insert(0, self.later.blamed(step))
         self.ties.update(taken.outcome.ties)
@@ -410,6 +427,8 @@ class _Comparison:
         """What probably made the differences; nothing is said where that is not found out."""
         if any(each.kind == LATER for each in self.found.differences):
             return (CAUSE,)
+        if self.causes:
+            return self.causes
         try:
             plain = self._held(step, taken, self._ran(values, taken.outcome, optimized=False))
         except Exception:  # whatever it is: the differences stand

@@ -8,7 +8,8 @@ the same step in float64 shows what its own float32 (or float16) is off by. A te
 - what PyTorch's gradients are off by in the middle (the median, relative to their largest entries),
 
 or by so many units of float32 in its largest entry as kernels that add up in plain float32 were
-seen to be off by (:data:`UNITS`), whichever is most. What is off by more differs.
+seen to be off by (:data:`UNITS`), whichever is most. What is off by more is looked at again
+(:mod:`memplan.api.capture.doubts`).
 """
 
 from __future__ import annotations
@@ -73,9 +74,9 @@ class Tolerance:
         self.typical = 0.0 if exact is not None else _TYPICAL * narrowest
         sizes: dict[Key, float] = {}
         for key, value in first.items():  # one at a time: all in float64 are twice the model
-            if key[0] not in ("loss", "gradient"):
-                continue
             given = numbers(value)
+            if given.dtype.kind != "f":
+                continue
             if key[0] == "gradient":
                 self.largest = max(self.largest, largest_of(given))
             if exact is not None and key in exact:

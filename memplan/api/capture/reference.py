@@ -157,13 +157,17 @@ class Reference:
         self.eager.go_to(self.reading.state)
         return self._beside_exact(first, 0, {})
 
-    def advanced(self, number: int, values: Mapping[str, Any]) -> tuple[Taken, HiddenState]:
-        """The step on other values, and what it leaves in Python; nothing of that is there yet.
+    def again(self, number: int, values: Mapping[str, Any]) -> Taken:
+        """The step on other values, from what it finds in Python.
 
         Args:
             number: tells its draws from those of other steps.
             values: parameters and buffers by name.
         """
+        return self._beside_exact(self.run(number, values), number, values)
+
+    def advanced(self, number: int, values: Mapping[str, Any]) -> tuple[Taken, HiddenState]:
+        """The same, and what the step leaves in Python; nothing of that is there yet."""
         before, batch = self.eager.state, self.eager.batch
         outcome = self.run(number, values, advance=True)
         after = self.eager.state

@@ -223,8 +223,10 @@ def make_plan(
     chooser = Lowest(strategy) if request.lowest else strategy
     outcome = checked(chooser, problem, time_limit, tell)
     if request.lowest:
-        problem = replace(problem, budget=outcome.decision.peak)
-        outcome = replace(outcome, decision=replace(outcome.decision, feasible=True))
+        # Whatever that takes: a recomputation that nobody reads is not written.
+        decision = _pruned(problem, outcome.decision)
+        problem = replace(problem, budget=decision.peak)
+        outcome = replace(outcome, decision=replace(decision, feasible=True))
     seconds = time.perf_counter() - start
     if not outcome.decision.feasible:
         if strategy.ignores_budget:
@@ -241,15 +243,17 @@ def without_unread(problem: Problem, decision: Decision) -> Decision:
 
     A search that is stopped early may leave some. Those that the user asked for stay.
     """
+    pruned = _pruned(problem, decision)
+    return pruned if pruned.feasible else decision
+
+
+def _pruned(problem: Problem, decision: Decision) -> Decision:
     from memplan.solver.evaluate import decide
 
     sequence = decision.sequence
     while len(unread := unread_again(problem, sequence)):
         sequence = np.delete(sequence, unread)
-    if len(sequence) == len(decision.sequence):
-        return decision
-    pruned = decide(problem, sequence)
-    return pruned if pruned.feasible else decision
+    return decision if len(sequence) == len(decision.sequence) else decide(problem, sequence)
 
 
 def unread_again(problem: Problem, sequence: Ints) -> list[int]:

@@ -167,10 +167,12 @@ class _Contest:
         return self._answer()
 
     def _rank(self, entry: _Entry) -> float:
-        """The lower, the better what has come of an entry."""
+        """The lower, the better what has come of an entry. Where the least peak is asked for, what
+        may still come counts as much: the lower the floor, the more recomputation can do."""
         if entry.best is None:
             return math.inf
-        return entry.best.peak_bytes if self.goal.lowest else entry.best.extra_cost
+        lowest = self.goal.lowest
+        return entry.best.peak_bytes * entry.floor_bytes if lowest else entry.best.extra_cost
 
     def _answer(self) -> Planned:
         if self.best is None:

@@ -6,13 +6,15 @@ before afterwards (:func:`users_code`)."""
 from __future__ import annotations
 
 import importlib.util
+import os
 import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, NoReturn
+from unittest import mock
 
 from memplan.errors import MemplanError, UsageError
 
@@ -49,7 +51,11 @@ def users_code(path: Path) -> Iterator[None]:
 
     drawn, numbers, folders = torch.get_rng_state(), random.getstate(), list(sys.path)
     try:
-        with defaults(defaults_now()), torch.set_grad_enabled(torch.is_grad_enabled()):
+        with (
+            _ends_by_raising(),
+            defaults(defaults_now()),
+            torch.set_grad_enabled(torch.is_grad_enabled()),
+        ):
             yield
     except MemplanError:
         raise
@@ -62,6 +68,21 @@ def users_code(path: Path) -> Iterator[None]:
         torch.set_rng_state(drawn)
         random.setstate(numbers)
         sys.path[:] = folders
+
+
+@contextmanager
+def _ends_by_raising() -> Iterator[None]:
+    """Inside, ``os._exit`` raises ``SystemExit`` in this process: it would end a command with the
+    code of the user's choice, and neither a file nor a word."""
+    own, end = os.getpid(), os._exit
+
+    def ends(status: int) -> NoReturn:
+        if os.getpid() != own:  # a fork of it
+            end(status)
+        raise SystemExit(status)
+
+    with mock.patch.object(os, "_exit", ends):
+        yield
 
 
 def _line_below(folder: Path, error: BaseException) -> str:
@@ -88,7 +109,7 @@ def returned_by(path: Path, name: str) -> object:
             of PyTorch entered.
     """
     file = path.resolve()
-    folder, before, arguments = str(file.parent), _modes(), sys.argv
+    folder, before, known, arguments = str(file.parent), _modes(), set(sys.modules), sys.argv
     sys.path.insert(0, folder)
     sys.argv = [str(file)]
     try:
@@ -99,6 +120,7 @@ def returned_by(path: Path, name: str) -> object:
         if folder in sys.path:
             sys.path.remove(folder)
         sys.path.append(folder)
+    _forget_shadows(known, file.parent)
     if left:
         raise UsageError(
             f"{name}() in {path} leaves {left[0]} entered",
@@ -137,6 +159,16 @@ def _modes() -> dict[str, int]:
         "torch.inference_mode": int(torch.is_inference_mode_enabled()),
         "torch.autocast": sum(map(torch.is_autocast_enabled, ("cpu", "cuda"))),
     }
+
+
+def _forget_shadows(known: set[str], folder: Path) -> None:
+    """Let later imports of the standard library find that, and not files of the same name that lie
+    beside the user's and that this has imported."""
+    for name in sys.modules.keys() - known:
+        file = getattr(sys.modules[name], "__file__", None)
+        standard = name.partition(".")[0] in sys.stdlib_module_names
+        if standard and file and Path(file).is_relative_to(folder):
+            del sys.modules[name]
 
 
 def _function(path: Path, name: str) -> Callable[[], Any]:

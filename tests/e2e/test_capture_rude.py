@@ -50,6 +50,10 @@ def exits():
     return plain(loss)
 
 
+def ends():
+    os._exit(0)
+
+
 def reads():
     return input()
 
@@ -77,6 +81,7 @@ def source(tmp_path: Path) -> None:
     ("function", "words"),
     [
         ("exits", "raises SystemExit: 0"),
+        ("ends", "raises SystemExit: 0"),
         ("reads", "reads() in train.py raises EOFError"),
     ],
 )

@@ -155,6 +155,15 @@ def _write(done: Finished, target: Path | None, force: bool) -> Path | None:
 def _step(given: object, changes: Mapping[str, Any]) -> tuple[TorchStep, str]:
     """The step that is given, with some of its settings changed, and what it is called."""
     if isinstance(given, str):
+        # Before the user's folder is on the import path: a random.py there is not for PyTorch.
+        from memplan.api.capture import (  # noqa: F401
+            captured_file,
+            checker,
+            reference,
+            step_gradients,
+        )
+        from memplan.pytorch import reading  # noqa: F401
+
         path, name = split_target(given)
         returned = returned_by(path, name)
         try:

@@ -179,6 +179,16 @@ def test_an_error_whose_text_is_long_or_raises_is_told_all_the_same(
     assert len(raised.value.message) < 1000
 
 
+def test_a_file_beside_it_stands_for_no_module_of_python_later(tmp_path: Path) -> None:
+    (tmp_path / "colorsys.py").write_text("OURS = True")
+    (tmp_path / "train.py").write_text("import colorsys\ndef f(): return colorsys.OURS")
+    sys.modules.pop("colorsys", None)
+    assert returned_by(tmp_path / "train.py", "f") is True
+    import colorsys
+
+    assert not hasattr(colorsys, "OURS")
+
+
 @pytest.mark.parametrize(
     ("mode", "named"),
     [

@@ -33,9 +33,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile the planner, once for all workers and beside their first tests."""
+    """Compile the planner, once for all workers and beside their first tests, which are those that
+    are listed first: xdist would have the largest groups first, and these plan."""
     from memplan.solver.jit import is_cold
 
+    config.option.loadscopereorder = False
     if not hasattr(config, "workerinput") and is_cold():
         code = "from memplan.solver.search.warm_up import warm_up; warm_up()"
         os.environ[COMPILER] = str(subprocess.Popen([sys.executable, "-c", code]).pid)

@@ -333,6 +333,19 @@ def test_unreadable_models_come_after_the_others(locked: Path, memplan: Memplan)
     assert (locked / "memplan.lock").read_bytes() == lock
 
 
+def test_every_error_names_its_model(locked: Path, memplan: Memplan) -> None:
+    for name in (MLP, GPT):
+        model = onnx.load(locked / name)
+        model.graph.output.append(
+            helper.make_tensor_value_info("loss_of_nobody", onnx.TensorProto.FLOAT, [])
+        )
+        onnx.save(model, locked / name)
+    done = memplan("check")
+    assert done.returncode == 3
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert sorted(line.split(":")[1].split()[0] for line in errors) == [GPT, MLP]
+
+
 def test_a_lock_elsewhere_and_odd_names(project: Path, memplan: Memplan) -> None:
     odd = 'models/my "odd" \\ 模型\'.onnx'
     shutil.copy(SAMPLES / "mlp_adamw.onnx", project / odd)

@@ -127,6 +127,13 @@ def without_fences(graph: onnx.GraphProto) -> None:
             node.input[slot] = fences.get(name, name)
 
 
+def without_pins(graph: onnx.GraphProto) -> None:
+    kept = [n for n in graph.node if node_metadata(n).get("memplan.role") != "pin"]
+    copies = [onnx.NodeProto.FromString(n.SerializeToString()) for n in kept]
+    del graph.node[:]
+    graph.node.extend(copies)
+
+
 def test_validate_finds_merged_clones(
     source: Path, plain: tuple[Path, dict[str, object]], memplan: Memplan, tmp_path: Path
 ) -> None:
@@ -135,6 +142,15 @@ def test_validate_finds_merged_clones(
     assert done.returncode == 1
     findings = " ".join(json.loads(done.stdout)["findings"])
     assert "did not run: merged or removed by the runtime" in findings
+
+
+def test_validate_finds_that_the_order_is_gone(
+    source: Path, plain: tuple[Path, dict[str, object]], memplan: Memplan, tmp_path: Path
+) -> None:
+    path = broken(plain[0], tmp_path / "broken.onnx", without_pins)
+    done = memplan("validate", source, path, *FAST)
+    assert done.returncode == 1
+    assert "over the budget" in " ".join(json.loads(done.stdout)["findings"])
 
 
 def test_an_old_opset_is_raised(memplan: Memplan, tmp_path: Path) -> None:

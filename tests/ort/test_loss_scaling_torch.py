@@ -19,7 +19,7 @@ from helpers.float64_ops import OPS
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
-from helpers.torch_steps import captured  # noqa: E402
+from helpers.torch_steps import captured, net, outputs_of  # noqa: E402
 
 nn, functional = torch.nn, torch.nn.functional
 pytestmark = pytest.mark.ort
@@ -148,3 +148,29 @@ def test_skips_the_steps_that_grad_scaler_skips(
         assert found[0] == pytest.approx(float(value.detach()), rel=tolerance), len(told)
     assert told[0]
     assert told.count(False) > STEPS / 2
+
+
+@pytest.mark.parametrize("how", ["clip_norm", "clip_value"])
+def test_clips_as_pytorch_does_in_float64(how: str) -> None:
+    """And unscales before that, from the scale that the scaler has come to."""
+    module, batch = net("gru", wide=True)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1000.0, backoff_factor=0.7)
+    scaler.scale(torch.ones(()))  # the state is made when it is first used
+    module(*batch).backward()
+    grads = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
+    bound = float(grads.norm()) / 3 if how == "clip_norm" else float(grads.abs().quantile(0.5))
+    step = memplan.TorchStep(module, None, batch, optimizer, scaler=scaler, **{how: bound})
+    capture = captured(step)
+    assert capture.as_json()[how] == bound
+    feeds = {name: t.numpy() for name, t in zip(capture.batch, batch, strict=True)}
+    found = outputs_of(capture.model, feeds)
+    assert not found["found_inf"]
+    clip = {"clip_norm": nn.utils.clip_grad_norm_, "clip_value": nn.utils.clip_grad_value_}[how]
+    clip(module.parameters(), bound)
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    largest = max(float(p.grad.abs().max()) for p in module.parameters() if p.grad is not None)
+    for name in capture.trained:
+        wanted = dict(module.named_parameters())[name].grad
+        change = before[name].numpy() - found[f"{name}_new"]
+        np.testing.assert_allclose(change, wanted.numpy(), rtol=1e-6, atol=1e-6 * largest)

@@ -1,7 +1,7 @@
 """An optimizer model of onnxruntime-training, as an optimizer of ``grad``.
 
 Such a model is one operator on sequences: all parameters, all gradients, all moments. Here it is
-one of ``grad``'s optimizers, with the inputs, state and outputs that
+one of ``grad``'s optimizers, or AdamW as artifacts have it, with the inputs, state and outputs that
 ``grad`` gives. Formulas are those of the kernels (``orttraining/training_ops/cpu/optimizer``).
 """
 
@@ -13,8 +13,9 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from memplan.autodiff.optimizers.formulas import KINDS
-from memplan.autodiff.optimizers.optimizer import Optimizer
+from memplan.autodiff.emit.value import Value
+from memplan.autodiff.optimizers.formulas import KINDS, adam_corrections, adam_moments
+from memplan.autodiff.optimizers.optimizer import Optimizer, UpdateBuilder, optimizer_class
 from memplan.errors import ModelError
 
 OPTIMIZERS = ("AdamWOptimizer", "SGDOptimizerV2")
@@ -22,6 +23,27 @@ OPTIMIZERS = ("AdamWOptimizer", "SGDOptimizerV2")
 _ADAM, _SGD = OPTIMIZERS
 _CLIP = "InplaceClipGradNorm"
 _HELPERS = frozenset({"SequenceConstruct", "Identity", "Constant", "Cast"})
+
+
+def _adamw(
+    u: UpdateBuilder,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    late: bool = False,
+) -> Value:
+    """``late``: AdamW as Hugging Face's transformers once had it. The weight decays behind the
+    step, and epsilon is added to the root before its correction."""
+    if not late:
+        changed: Value = KINDS["adamw"].formula(u, beta1, beta2, eps)
+        return changed
+    m, v = adam_moments(u, u.gradient, beta1, beta2)
+    size, root = adam_corrections(u, beta1, beta2)
+    size = size * root
+    return u.shrunk(u.weight - m / (u.op("Sqrt", v) + eps) * size)
+
+
+_ADAMW = optimizer_class(_adamw, name="adamw", by_element=True, weight_decay=0.01)
 
 
 def read_optimizer(model: onnx.ModelProto, shown: str) -> Optimizer:
@@ -52,18 +74,18 @@ def read_optimizer(model: onnx.ModelProto, shown: str) -> Optimizer:
 
 
 def _adam(node: onnx.NodeProto, norm: float, shown: str) -> Optimizer:
-    for name, known in (("correct_bias", 1), ("adam_mode", 0)):
-        if (stated := _number(node, name, known)) != known:
-            raise ModelError(
-                f"{shown}: no update is known for {_ADAM} with {name}={stated:g}",
-                f"make the artifacts with {name}={known}",
-            )
-    made: Optimizer = KINDS["adamw"](
+    if _number(node, "correct_bias", 1) == 0:
+        raise ModelError(
+            f"{shown}: no update is known for {_ADAM} with correct_bias=0",
+            "make the artifacts with bias correction",
+        )
+    made: Optimizer = _ADAMW(
         beta1=_number(node, "alpha", 0.9),
         beta2=_number(node, "beta", 0.999),
         eps=_number(node, "epsilon", 1e-8),
         weight_decay=_number(node, "weight_decay", 1e-2),
         clip_norm=norm,
+        late=_number(node, "adam_mode", 0) == 1,
     )
     return made
 

@@ -334,10 +334,10 @@ class UpdateBuilder:
         decay = self.decay()
         return self.gradient if decay is None else self.gradient + self.weight * decay
 
-    def shrunk(self) -> Value:
-        """The parameter where it decays by itself: w·(1 - lr·weight_decay)."""
-        decay = self.decay()
-        return self.weight if decay is None else self.weight * (1 - self.rate() * decay)
+    def shrunk(self, value: Value | None = None) -> Value:
+        """The parameter, or another value, where it decays by itself: w·(1 - lr·weight_decay)."""
+        value, decay = self.weight if value is None else value, self.decay()
+        return value if decay is None else value * (1 - self.rate() * decay)
 
     def state(self, name: str, shape: Shape | None = None, dtype: int | None = None) -> Value:
         """A state tensor, of the parameter's shape and element type unless others are given."""

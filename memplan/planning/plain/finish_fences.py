@@ -10,7 +10,6 @@ choices of them are simulated, and the first that keeps the budget is taken.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -200,22 +199,28 @@ def finish(draft: Draft, limits: Limits, needed: frozenset[str] = frozenset()) -
         limits: budgets for the first run and for later ones.
         needed: names of nodes that keep their pins.
     """
-    most, tried = len(draft.input_fences), list[tuple[int, PlainModel]]()
+    most = len(draft.input_fences)
+    best, over = None, 0
     for every in _EVERY:
         pins = needed.union(draft.ends[::every] if every else ())
         made = draft.finished(most, pins)
-        tried.append((_excess(made, limits), made))
-        if tried[-1][0] <= 0:
+        excess = _excess(made, limits)
+        if best is None or excess < over:
+            best, over = made, excess
+        if over <= 0:
             break
-    else:
-        return min(tried, key=lambda pair: pair[0])[1]
+    assert best is not None
+    if over > 0:
+        return best
     least = sum(fence.fixed for fence in draft.input_fences)
-    fewest = bisect_left(
-        range(least, most),
-        True,
-        key=lambda count: _excess(draft.finished(count, pins), limits) <= 0,
-    )
-    return draft.finished(least + fewest, pins)
+    while least < most:
+        count = (least + most) // 2
+        made = draft.finished(count, pins)
+        if _excess(made, limits) <= 0:
+            best, most = made, count
+        else:
+            least = count + 1
+    return best
 
 
 def _excess(plain: PlainModel, limits: Limits) -> int:

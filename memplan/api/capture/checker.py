@@ -314,7 +314,7 @@ class _Comparison:
             self.renewed_twice = tuple(each.name for each in found.differences)
             found = once
         if found.differences:
-            judged = self.doubts.judged(step, step - 1, values, ran, found.differences)
+            judged = self.doubts.judged(step, taken, values, ran, found.differences)
             found.differences = list(judged.differences)
             self.granted += judged.granted
             self.causes = judged.causes

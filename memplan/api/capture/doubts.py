@@ -78,7 +78,7 @@ class Doubts:
     def judged(
         self,
         step: int,
-        number: int,
+        taken: Taken,
         values: Mapping[str, Any],
         ran: Ran,
         wrong: Sequence[Difference],
@@ -87,30 +87,29 @@ class Doubts:
 
         Args:
             step: the step.
-            number: of its draws.
+            taken: as PyTorch took it.
             values: all that the graph was given.
             ran: what it made of that.
             wrong: the differences, of which there are some.
         """
         try:
-            return self._judged(step, number, values, ran, tuple(wrong))
+            return self._judged(step, taken, values, ran, tuple(wrong))
         except Exception:  # whatever it is: what explains nothing excuses nothing
             return Judged(tuple(wrong))
 
     def _judged(
         self,
         step: int,
-        number: int,
+        taken: Taken,
         values: Mapping[str, Any],
         ran: Ran,
         wrong: tuple[Difference, ...],
     ) -> Judged:
         own = {*self.reference.eager.parameters, *self.reference.eager.buffers}
         given = {name: as_tensor(value) for name, value in values.items() if name in own}
-        taken = self.reference.again(number, given)
         begun = self.sides(step, taken, ran)
         errors = _errors(begun, wrong)
-        noise, least = self._shaken(step, number, {**values}, given, begun, wrong)
+        noise, least = self._shaken(step, values, given, begun, wrong)
         left = [d for d in wrong if errors[_key(d)] > _TIMES * noise[_key(d)]]
         if left:
             return Judged(tuple(left))
@@ -127,13 +126,12 @@ class Doubts:
                     "cannot be told from as the step does not run in float64",
                 ),
             )
-        return self._at_ties(number, given, near, errors) or Judged((), wrong)
+        return self._at_ties(step - 1, given, near, errors) or Judged((), wrong)
 
     def _shaken(
         self,
         step: int,
-        number: int,
-        values: dict[str, Any],
+        values: Mapping[str, Any],
         given: Mapping[str, Any],
         begun: Sides,
         wrong: Sequence[Difference],
@@ -144,7 +142,7 @@ class Doubts:
         for seed in range(_SHAKES):
             shaken = self.reference.eager.shaken(given, SHAKEN * self.unit, seed)
             off = {name: shaken[name].to(tensor.dtype) for name, tensor in given.items()}
-            taken = self.reference.again(number, off)
+            taken = self.reference.again(step - 1, off)
             arrays = {name: as_array(tensor) for name, tensor in off.items()}
             sides = self.sides(step, taken, self.run({**values, **arrays}, taken.outcome))
             for key, gap in _gaps(sides, wrong).items():

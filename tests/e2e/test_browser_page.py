@@ -50,19 +50,25 @@ const waiting = setInterval(async () => {
 </script>"""
 
 
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, which Chromium is served: outside of it lies its profile."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    assert PACKAGE is not None
+    (folder / "node_modules").symlink_to(PACKAGE.parent)
+    return folder
+
+
 def losses(text: str) -> list[float]:
     return [float(line.split()[1]) for line in text.splitlines()]
 
 
 @pytest.mark.skipif(not CHROMIUM, reason="needs Chromium")
 def test_the_loss_falls_in_the_browser_as_it_does_in_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    site: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    site = tmp_path / "site"
-    site.mkdir()
-    monkeypatch.chdir(site)
-    assert PACKAGE is not None
-    (site / "node_modules").symlink_to(PACKAGE.parent)
     follow("browser.md", capsys)
     capsys.readouterr()
     runpy.run_path("reference.py", run_name="__main__")
@@ -115,14 +121,7 @@ net (float[4, 1, 16, 16] x) => (float[4, 3] logits) {
 
 
 @pytest.mark.skipif(not CHROMIUM, reason="needs Chromium")
-def test_a_step_that_is_rewritten_for_webgpu_trains_on_it_in_the_browser(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site = tmp_path / "site"
-    site.mkdir()
-    monkeypatch.chdir(site)
-    assert PACKAGE is not None
-    (site / "node_modules").symlink_to(PACKAGE.parent)
+def test_a_step_that_is_rewritten_for_webgpu_trains_on_it_in_the_browser(site: Path) -> None:
     model, rng = onnx.parser.parse_model(CONVOLVED), np.random.default_rng(0)
     for name, size in {"w0": (4, 1, 3, 3), "w1": (4, 4, 3, 3), "w2": (4, 4, 3, 3)}.items():
         weights = rng.standard_normal(size).astype(np.float32) / 3

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
-import re
 import runpy
 import signal
 import subprocess
@@ -18,16 +16,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import onnx
 import pytest
-from google.protobuf.message import DecodeError
 
 from helpers.models import ROOT
 from helpers.processes import HANG_SECONDS
 from memplan.autodiff.emit import gradient_registry
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.gradient_registry import Gradients
-from memplan.autodiff.emit.operations import Operations
 from memplan.equivalence.prove import Equivalence
 
 FOLDER = ROOT / "tools" / "fuzz"
@@ -73,15 +68,6 @@ def test_no_item_finds_a_defect(command: str) -> None:
     assert command == "plain-plans" or "exit 0" in done.stdout
 
 
-@pytest.mark.nightly
-def test_it_ends_in_time_and_leaves_no_folder(tmp_path: Path) -> None:
-    words = ["--command", "analyze", "--count", "1000000", "--seconds", "2"]
-    done = run(*words, TMPDIR=str(tmp_path))
-    assert done.returncode == 0, done.stdout
-    assert re.search(r"analyze: \d+ of 1000000 in \d+ s", done.stdout)
-    assert not list(tmp_path.glob("memplan-fuzz-*"))
-
-
 def test_what_dies_and_what_has_no_end_is_told(fuzz: Any, tmp_path: Path) -> None:
     def examine(seed: int, number: int) -> Any:
         if number == 0:
@@ -94,20 +80,6 @@ def test_what_dies_and_what_has_no_end_is_told(fuzz: Any, tmp_path: Path) -> Non
     found = {each.number: each.place for each in fuzz.outcomes(examine, range(4), options, 1.0)}
     assert found == {0: "died (15)", 1: "no end in time", 2: "a bug", 3: ""}
     assert (tmp_path / "analyze-1-2" / "found.txt").exists()
-
-
-def test_damage_changes_models_and_leaves_some_valid(fuzz: Any) -> None:
-    data = fuzz.hostile.seeds()["step"]
-    made = {fuzz.mutate.mutated(data, random.Random(k), 0.0) for k in range(80)}
-    valid = 0
-    for each in made:
-        try:
-            onnx.checker.check_model(onnx.ModelProto.FromString(each))
-            valid += 1
-        except (onnx.checker.ValidationError, DecodeError):
-            pass
-    assert len(made - {data}) > 60
-    assert 10 < valid < len(made) - 10
 
 
 # --- The proof ------------------------------------------------------------------------------------
@@ -145,21 +117,8 @@ def test_few_graphs(fuzz: Any) -> None:
     assert sum("right" in each.counts for each in ended) > 15
 
 
-def _flag_turned(self: Operations, value: Any, flag: int) -> tuple[Any, int]:
-    """Any Transpose ahead of a Gemm as its flag, whatever its axes: of c9b39250, where a gradient
-    was off by 111%."""
-    made = self.maker(value)
-    if made is not None and made.op_type == "Transpose":
-        return self.tensor(made.input[0]), 1 - flag
-    return value, flag
-
-
 def _from_this_end(ctx: Context) -> Gradients:
     return (ctx.op("CumSum", ctx.dy, ctx.inputs[1], reverse=ctx.attribute("reverse", 0)),)
-
-
-def _to_both(ctx: Context) -> Gradients:
-    return [ctx.dy for _ in ctx.inputs]
 
 
 def _of_one_factor(ctx: Context) -> Gradients:
@@ -167,16 +126,9 @@ def _of_one_factor(ctx: Context) -> Gradients:
     return (ctx.dy * b, None if a == b else ctx.dy * a)
 
 
-def _of_a_matrix(ctx: Context) -> Gradients:
-    order = list(range(ctx.y.rank))[::-1]
-    return (ctx.transpose(ctx.whole(), order),)
-
-
 PLANTED: dict[str, Callable[[Context], Gradients]] = {
     "CumSum": _from_this_end,
-    "Max": _to_both,
     "Mul": _of_one_factor,
-    "Transpose": _of_a_matrix,
 }
 """Wrong rules by operator."""
 
@@ -188,13 +140,6 @@ def test_a_wrong_rule_is_found(op: str, fuzz: Any, monkeypatch: pytest.MonkeyPat
     known = gradient_registry._ENTRIES["", op]
     monkeypatch.setitem(gradient_registry._ENTRIES, ("", op), replace(known, rule=PLANTED[op]))
     _is_found(fuzz, op, op.lower())
-
-
-@pytest.mark.nightly
-@pytest.mark.ort
-def test_a_transpose_that_is_none_is_found(fuzz: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Operations, "_untransposed", _flag_turned)
-    _is_found(fuzz, "Transpose", "gemm")
 
 
 def _is_found(fuzz: Any, op: str, module: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -21,6 +22,7 @@ from memplan.planning.planner import make_plan, plan_request, prepare
 from memplan.shapes.prepare import prepare as prepare_model
 from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.session import session_kind
+from memplan.solver.evaluate import IMPOSSIBLE, evaluate
 from memplan.solver.strategies.builtin import parse_strategy
 from memplan.units import parse_size
 
@@ -37,6 +39,19 @@ def _pairs(model: OpenModel) -> dict[str, str]:
     state, tensors = model.graph.state, model.graph.tensors
     assert state is not None
     return {tensors[o].name: tensors[i].name for o, i in state.in_place.items()}
+
+
+def test_a_sequence_that_reads_what_is_written_over_is_impossible() -> None:
+    model = _bound(0)
+    state = model.graph.state
+    assert state is not None
+    arrays = prepare(plan_request(model, TUNED, COSTS)).encoded.arrays
+    order = np.arange(len(model.graph.nodes))
+    assert evaluate(arrays, order).total.max() < IMPOSSIBLE
+    maker, before = next((m, b) for m, b in state.before.items() if b)
+    late = np.append(order, min(before))  # a recomputation from the old value, behind its update
+    assert maker in order
+    assert evaluate(arrays, late).total.max() >= IMPOSSIBLE
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ or of another kind is told, or something stands in."""
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +18,7 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 import memplan  # noqa: E402
 from memplan.pytorch import installed_torch, torch_internals  # noqa: E402
-from memplan.pytorch.torch_internals import INTERNALS, internal  # noqa: E402
+from memplan.pytorch.torch_internals import INTERNALS, internal, replaced  # noqa: E402
 
 ROOM = Path(memplan.__file__).parent / "pytorch"
 NEED = sorted(path for path, told in INTERNALS.items() if not told.instead)
@@ -98,6 +99,14 @@ def test_a_part_that_is_needed_is_told(
     assert told.value.hint == installed_torch.REMEDY
 
 
+@pytest.mark.parametrize("path", HAVE)
+def test_something_stands_in(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_away(path, monkeypatch)
+    assert internal(path) is None
+    with replaced(path, Other()):
+        pass
+
+
 def loss(model: Any, x: Any) -> Any:
     from torch.utils.checkpoint import checkpoint
 
@@ -124,3 +133,26 @@ def test_a_step_is_captured_with_what_stands_in(path: str, monkeypatch: pytest.M
     check = memplan.capture(step()).check
     assert check is not None
     assert check.verdict == "equal"
+
+
+CALLED = [
+    "torch.onnx._internal.exporter._fx_passes.decompose_with_registry",
+    "torch.onnx._internal.exporter._core.export",
+    "torch.utils.checkpoint.CheckpointFunction",
+    "torch.nn.modules.module._global_backward_hooks",
+]
+
+
+@pytest.fixture(scope="module")
+def all_imported() -> None:
+    memplan.capture(step(), check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("all_imported")
+@pytest.mark.parametrize("path", CALLED)
+def test_a_step_is_not_captured_without(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are looked up in every capture; others are when a module is imported."""
+    take_away(path, monkeypatch)
+    with pytest.raises(RuntimeUnavailableError, match=f"there is no {re.escape(path)}"):
+        memplan.capture(step())

@@ -69,6 +69,11 @@ def test_where_that_would_be_wrong_it_gets_a_second_buffer(body: str, reason: st
     assert reason in _reasons(model)["w_new"]
 
 
+def test_two_outputs_for_one_input_stay_apart() -> None:
+    model = _model("float[256,256] w_new, float[256,256] y", "w_new = Sub (w, x) y = Add (w, x)")
+    assert set(_reasons(model, w_new="w", y="w")) == {"w_new", "y"}
+
+
 def test_bytes_of_a_run_are_less_by_what_lies_in_place_and_a_second_buffer_is_resident() -> None:
     model = _model(
         "float[256,256] w_new, float[256,256] v_new",
@@ -145,6 +150,14 @@ def test_a_wrong_value_is_told(values: tuple[str, ...]) -> None:
 def test_a_graph_that_renews_nothing_is_told() -> None:
     with pytest.raises(ModelError, match="next value"):
         settled(_model("float[256,256] y", "y = Relu (x)"), TUNED, ("in-place",))
+
+
+def test_classes_still_add_up_to_the_peak() -> None:
+    found = analyze(state_step(3), state="in-place")
+    report = state_report(found.graph)
+    assert report is not None
+    assert report.second_bytes > 0
+    assert sum(found.by_class.values()) == found.timeline.peak_bytes
 
 
 def test_analyze_says_what_binding_would_save() -> None:

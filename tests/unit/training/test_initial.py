@@ -12,6 +12,7 @@ import pytest
 
 from helpers.graphs import parse
 from memplan.errors import MemplanError, UsageError
+from memplan.ir.roles import Role
 from memplan.training.checkpoint import Wanted
 from memplan.training.initial import first_state, initial_state
 from memplan.training.step_file import StepFile, read_step, require_update
@@ -45,6 +46,20 @@ def read(counter: str = "step_new") -> StepFile:
         node.input[:] = [name.replace("w_exp", "w.exp") for name in node.input]
         node.output[:] = [name.replace("w_exp", "w.exp") for name in node.output]
     return read_step(model)
+
+
+def test_roles_are_found_without_metadata() -> None:
+    step = read()
+    assert {name: slot.role for name, slot in step.slots.items()} == {
+        "w": Role.PARAMETER,
+        "b": Role.PARAMETER,
+        "w.exp_avg": Role.OPTIMIZER_STATE,
+        "x": Role.BATCH,
+        "step": Role.STEP_COUNTER,
+        "mean": Role.RUNNING_STATISTIC,
+        "running_var": Role.RUNNING_STATISTIC,
+        "lr": Role.HYPERPARAMETER,
+    }
 
 
 def test_parameters_must_have_a_value() -> None:
@@ -141,3 +156,19 @@ def test_weights_come_from_npz_safetensors_onnx_and_mappings(tmp_path: Path) -> 
     for source in (tmp_path / "a.npz", str(tmp_path / "a.safetensors"), tmp_path / "a.onnx"):
         assert (read_weights(source)["w"] == value).all()
     assert (read_weights({"w": value})["w"] == value).all()
+
+
+@pytest.mark.parametrize("length", [4, 60, 80])
+def test_cut_files_of_weights_are_told(length: int, tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    header = json.dumps({"w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}).encode()
+    packed = len(header).to_bytes(8, "little") + header + bytes(24)
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(packed[:length])
+    with pytest.raises(UsageError, match="cannot be read as weights"):
+        read_weights(path)
+    (tmp_path / "a.npz").write_bytes(b"PK\x03\x04")
+    with pytest.raises(UsageError, match="cannot be read as weights"):
+        read_weights(tmp_path / "a.npz")
+    with pytest.raises(UsageError, match="does not exist"):
+        read_weights(tmp_path / "none.npz")

@@ -43,6 +43,16 @@ def test_peak_against_limits(peak: int, tolerance: str | None, cap: int | None, 
     assert found.status == ("regressed" if failed else kind)
 
 
+def test_another_memory_model_is_no_regression() -> None:
+    locked = an_entry(accounting=ACCOUNTING_VERSION + 1)
+    now = today(an_entry(), peak_bytes=900 * MIB)
+    found = held(locked, now)
+    assert found.kind is Kind.ACCOUNTING
+    assert not found.failed
+    assert found.limit_bytes is None
+    assert held(locked, now, cap_bytes=899 * MIB).failed
+
+
 @pytest.mark.parametrize(
     ("locked", "newer", "base", "now", "kind", "limit", "source"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,19 @@ class TestCommands:
         assert exact_size(775 * MIB) == "775MiB"
         for nbytes in (1, 1023, 1024, 1536, 775 * MIB, 2 * 1024**4, 1024**5, 812_646_401):
             assert parse_size(exact_size(nbytes)).nbytes == nbytes
+
+    def test_words_are_quoted(self) -> None:
+        command = accept_command(Path("ci/memplan.lock"), Path("-my model.onnx"), None, ("N",))
+        assert shlex.split(command) == [
+            "memplan",
+            "check",
+            "--update",
+            "--lock",
+            "ci/memplan.lock",
+            "./-my model.onnx",
+            "--dim",
+            "N=...",
+        ]
 
     def test_a_name_of_two_lines_stays_that_name(self) -> None:
         """On one line, in a form that a shell reads; not escaped, as that file does not exist."""

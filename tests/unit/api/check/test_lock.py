@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from helpers.locks import an_entry
+from helpers.locks import MIB, an_entry
 from memplan.api.check.lock import lock_text, path_problem, read_lock, write_lock
-from memplan.api.check.peak import TOP_FAMILIES, Peak, TopTensors
+from memplan.api.check.peak import TOP_FAMILIES, Peak, TopTensors, tolerance_bytes
 from memplan.api.check.toml import toml_value
-from memplan.errors import LockError
+from memplan.errors import LockError, UsageError
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
 
@@ -72,6 +72,11 @@ class TestRoundTrip:
         for entry in written:
             opened = tomllib.loads(lines[lock.entries[entry.path].line - 1])
             assert opened == {"models": {entry.path: {}}}
+
+    def test_tables_are_sorted_and_dims_too(self) -> None:
+        text = lock_text([an_entry(path="b", dims={"z": 1, "a": 2}), an_entry(path="a")])
+        assert text.index('[models."a"]') < text.index('[models."b"]')
+        assert "dims = { a = 2, z = 1 }" in text
 
     def test_the_bytes_are_those_of_every_memplan(self) -> None:
         entry = an_entry(state="apart", runtime="onnxruntime 1.31.1", as_loaded=False)
@@ -191,10 +196,13 @@ BROKEN: list[tuple[str, Edit, int, str]] = [
     *((f"no {f}", without(f), B_START, f"'{f}' of model 'b.onnx' is") for f in REQUIRED.split()),
     ("misspelt", in_b("tolerance", "tolerence"), B_START, "not a field"),
     ("text as bytes", set_in_b("peak_bytes", '"100MiB"'), B_START, WHOLE),
+    ("float as bytes", set_in_b("peak_bytes", "1e6"), B_START, WHOLE),
+    ("negative bytes", set_in_b("peak_bytes", "-1"), B_START, WHOLE),
     ("bytes of 400 digits", set_in_b("peak_bytes", "9" * 400), B_START, WHOLE),
     ("boolean", set_in_b(WORKSPACE, "true"), B_START, WHOLE),
     ("number as text", set_in_b("fingerprint", "7"), B_START, "not a string"),
     ("unknown session", set_in_b("session", '"fast"'), B_START, "is 'fast', not one of"),
+    ("unknown provider", set_in_b("provider", '"tpu"'), B_START, "is 'tpu', not one of"),
     (
         "unknown state",
         set_in_b("provider", '"cpu"\nstate = "aside"'),
@@ -202,8 +210,10 @@ BROKEN: list[tuple[str, Edit, int, str]] = [
         "is 'aside', not one of in-place, apart",
     ),
     ("dim of 0", set_in_b("dims", "{ N = 0 }"), B_START, "has 'N'"),
+    ("dims no table", set_in_b("dims", "[32]"), B_START, "not a table"),
     ("dim beyond 64 bits", set_in_b("dims", f"{{ N = {2**63} }}"), B_START, "from 1 to 2^63 - 1"),
     ("digits without end", set_in_b("dims", f"{{ N = {'9' * 5000} }}"), 0, "not valid TOML"),
+    ("class no number", in_b("stash = 8", "stash = 0.8"), B_START, "has 'stash'"),
     (
         "version of 400 digits",
         lambda t: t.replace("version = 1", f"version = {'9' * 400}"),
@@ -211,10 +221,13 @@ BROKEN: list[tuple[str, Edit, int, str]] = [
         "lock version 999999999…, where",
     ),
     ("no top", lambda t: t[: t.rindex("top = [")], B_START, "'top' of model 'b.onnx' is missing"),
+    ("top no array", lambda t: t[: t.rindex("top = [")] + "top = 3", B_START, "not an array"),
     ("top without count", in_b("count = 8, ", ""), B_START, "element other than"),
+    ("top with text count", in_b("count = 8", 'count = "8"'), B_START, WHOLE),
+    ("top with number name", in_b('"act*"', "7"), B_START, "not a string"),
     *(
         (f"tolerance {value}", in_b('"1%"', value), B_START, "not a size or a perc")
-        for value in ("1.5", "-1", "true", '"much"', '"-1%"')
+        for value in ("1.5", "-1", "true", '"much"', '"4G"', '"-1%"', '""', "[1]")
     ),
 ]
 
@@ -251,6 +264,11 @@ class TestBrokenLock:
             assert error.message.isprintable()  # noqa: PT017 - most damage is legal TOML
             assert error.hint  # noqa: PT017
 
+    def test_the_unbroken_one_is_read(self, tmp_path: Path) -> None:
+        file = tmp_path / "memplan.lock"
+        file.write_text(GOOD)
+        assert list(read_lock(file).entries) == ["a.onnx", "b.onnx"]
+
     def test_workspace_peak_may_be_absent(self, tmp_path: Path) -> None:
         file = tmp_path / "memplan.lock"
         file.write_text(without(WORKSPACE)(GOOD))
@@ -264,3 +282,30 @@ class TestBrokenLock:
         (tmp_path / "memplan.lock").write_bytes(b"version = 1\n# \xff\n")
         with pytest.raises(LockError, match=r"memplan.lock:2: .*not UTF-8"):
             read_lock(tmp_path / "memplan.lock")
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "nbytes"),
+    [
+        (None, 0),
+        (0, 0),
+        (123, 123),
+        ("0", 0),
+        ("0%", 0),
+        ("0.0 MiB", 0),
+        ("1%", 10_000),
+        ("0.15%", 1_500),
+        ("2MiB", 2 * MIB),
+        ("3kB", 3_000),
+        ("77", 77),
+        ("0.00015%", 1),
+    ],
+)
+def test_tolerance_forms(tolerance: str | int | None, nbytes: int) -> None:
+    assert tolerance_bytes(tolerance, 1_000_000) == nbytes
+
+
+@pytest.mark.parametrize("tolerance", ["4G", "-1", "1 %%", "lots", "0x"])
+def test_tolerance_nonsense(tolerance: str) -> None:
+    with pytest.raises(UsageError):
+        tolerance_bytes(tolerance, 1)

@@ -151,6 +151,47 @@ def test_a_gradient_of_what_the_graph_computes() -> None:
     assert "h" not in renewed.values()
 
 
+def test_a_step_of_0_counts_as_1() -> None:
+    found = step_of()
+    feeds = made.feeds() | {
+        name: np.zeros(made.SIZES[name.rpartition(".")[0]], np.float32)
+        for name in found.contract.named(Role.OPTIMIZER_STATE)
+    }
+    one, zero = (runtime(found.model, {**feeds, "step": np.asarray(number)}) for number in (1, 0))
+    assert zero["step_new"] == one["step_new"] == 2
+    np.testing.assert_array_equal(zero["fc1.weight_new"], one["fc1.weight_new"])
+
+
+def places(found: LoweredGraph) -> dict[str, tuple[int, int, int]]:
+    """For each parameter: its last reader, its first and its last node of the update."""
+    order = found.model.graph.node
+    own = {n: f"{n}/update" for n in made.TRAINED}
+    readers = {
+        n: [k for k, item in enumerate(order) if n in item.input and not item.name.startswith(p)]
+        for n, p in own.items()
+    }
+    steps = {n: [k for k, i in enumerate(order) if i.name.startswith(p)] for n, p in own.items()}
+    return {n: (readers[n][-1], steps[n][0], steps[n][-1]) for n in own}
+
+
+def test_updates_stand_behind_what_reads_their_parameters() -> None:
+    """So that a session may write the new value over the old one; and as early as that allows."""
+    found = step_of()
+    told = [node_metadata(item).get(PHASE_KEY) for item in found.model.graph.node]
+    last = max(k for k, phase in enumerate(told) if phase == Phase.BACKWARD)
+    for reader, first, _ in places(found).values():
+        assert reader < first
+    assert places(found)["fc2.weight"][2] < last
+    assert places(found)["fc2.bias"][2] < last
+
+
+def test_clipping_waits_for_all_gradients() -> None:
+    found = step_of(clip=1.0)
+    told = [node_metadata(item).get(PHASE_KEY) for item in found.model.graph.node]
+    last = max(k for k, phase in enumerate(told) if phase == Phase.BACKWARD)
+    assert all(end > last for _, _, end in places(found).values())
+
+
 @pytest.mark.parametrize(
     ("text", "attributes"),
     [

@@ -51,6 +51,36 @@ def values(dtype: Any = np.float32) -> dict[str, Any]:
     return {name: draw.normal(size=(3, 2)).astype(dtype) for name in ("w", "slow")}
 
 
+def gradient(x: Any, w: Any, slow: Any) -> Any:
+    return x.T @ (x @ (w - slow)) * 2 / 8
+
+
+@pytest.mark.parametrize(("kind", "close"), [("float", 1e-5), ("double", 1e-7)])
+@pytest.mark.parametrize("inside", [False, True])
+def test_it_is_the_formula(kind: str, close: float, inside: bool) -> None:
+    dtype = np.float32 if kind == "float" else np.float64
+    model = step(Following(0.9999, {"slow": "w"} if inside else None), kind)
+    first = values(dtype)
+    trainer = memplan.Trainer(model, first)
+    assert all(binding.in_place for binding in trainer.bindings)
+    w, slow, average = first["w"], first["slow"], first["w"]
+    draw = np.random.default_rng(1)
+    for number in range(1, 9):
+        decay = 0.0 if number == 3 else 0.9999
+        trainer.set("ema_decay", decay)
+        x = draw.normal(size=(4, 3)).astype(dtype)
+        trainer.step(x=x)
+        w = w - 0.25 * gradient(x, w, slow)
+        average = average + (1 - decay) * (w - average)
+        if inside:
+            slow = slow + (1 - decay) * (w - slow)
+    state = trainer.state_dict()
+    np.testing.assert_allclose(state["w"], w, rtol=close)
+    np.testing.assert_allclose(state["slow"], slow, rtol=close)
+    if not inside:
+        np.testing.assert_allclose(state["w.ema"], average, rtol=close)
+
+
 def test_an_average_begins_at_its_parameter_or_where_it_is_told() -> None:
     model, given = step(Following(0.5)), values()
     assert (memplan.Trainer(model, given).state_dict()["w.ema"] == given["w"]).all()

@@ -219,6 +219,19 @@ def test_weight_gradient_of_symbolic_sizes(weight: tuple[int, ...]) -> None:
     check(symbolic(made, "N", "C", "H", "W"), xs=["x1"])
 
 
+def test_a_small_product_is_not_by_the_reversed_kernel() -> None:
+    model = check(conv((2, 5, 7, 6), (3, 5, 3, 3)), xs=["x0"])
+    assert backward_ops(model)["ConvTranspose"] == 1
+    model = check(symbolic(conv((2, 3, 7, 6), (5, 3, 1, 1)), "N", 3, 7, 6), xs=["x0"])
+    assert backward_ops(model)["ConvTranspose"] == 0  # nothing to unfold
+
+
+def test_only_what_is_asked_for_is_read() -> None:
+    made = conv((2, 3, 5, 5), (4, 3, 3, 3))
+    for x, wanted in (("x0", {"x1"}), ("x1", {"x0"}), ("x2", set())):
+        assert backward_reads(check(made, xs=[x])) & {"x0", "x1", "x2"} == wanted
+
+
 def test_max_pool_keeps_small_indices() -> None:
     model = check(single("MaxPool", draw((2, 2, 6, 6)), kernel_shape=[3, 3], strides=[2, 2]))
     types = {value.name: value.type.tensor_type.elem_type for value in model.graph.value_info}

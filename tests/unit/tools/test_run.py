@@ -46,10 +46,11 @@ def test_operators_are_changed_one_at_a_time(
 ) -> None:
     path = tmp_path / "x.py"
     path.write_text(SOURCE)
-    made = list(load("mutants/__main__.py", monkeypatch).mutants_of(path, tmp_path))
+    tool = load("mutants/__main__.py", monkeypatch)
+    made = tool.sample(["x.py"], 100, 0, tmp_path)
     changed = {m.name.rpartition(" ")[2]: m.text for m in made}
     assert "a <= b and" in changed["comparison"] or "b == 2" in changed["comparison"]
-    assert "if a < b and b" in changed["not"]
+    assert "if not not a < b and b" in changed["not"]
     assert "a < b or b" in changed["logic"]
     assert "a - 1" in changed["arithmetic"]
     assert "if False:" in changed["condition"]
@@ -57,10 +58,41 @@ def test_operators_are_changed_one_at_a_time(
     assert len({m.text for m in made}) == len(made) == 11
     for one in made:
         ast.parse(one.text)
-        # Comments, annotations and f-strings stay.
-        assert "# a < b" in one.text
+        # Annotations and f-strings stay.
         assert "a: int, b: int" in one.text
-        assert 'f"{a + b}"' in one.text or "return None" in one.text
+        assert "a + b" in one.text or "return None" in one.text
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_what_is_killed_and_what_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = load("mutants/__main__.py", monkeypatch)
+    package, tests = tmp_path / "memplan" / "room", tmp_path / "tests" / "unit" / "room"
+    for folder in (package, tests):
+        folder.mkdir(parents=True)
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\nmarkers = ['slow: s']\n")
+    for folder in (package.parent, package):
+        (folder / "__init__.py").write_text("")
+    (package / "sign.py").write_text("def sign(x):\n    return x > 0\n")
+    head = "from memplan.room.sign import sign\n\n\n"
+    (tests / "test_sign.py").write_text(f"{head}def test_above():\n    assert sign(2)\n")
+    trial, file = tool.Trial(tmp_path, 60), "memplan/room/sign.py"
+    mutants = {
+        text: tool.Mutant("m", file, f"def sign(x):\n    return x {text} 0\n", "a promise")
+        for text in ("<", ">=")
+    }
+    assert trial.try_out(mutants["<"])[0] == "killed"
+    assert trial.try_out(mutants[">="]) == ("survived", "a promise")
+    assert (package / "sign.py").read_text().endswith("x > 0\n")
+    (tests / "test_zero.py").write_text(f"{head}def test_zero():\n    assert not sign(0)\n")
+    named = tool.Trial(tmp_path, 60, ["tests/unit/room/test_sign.py"])
+    assert named.try_out(mutants[">="])[0] == "survived"
+    trial.passes.clear()
+    state, by = trial.try_out(mutants[">="])
+    assert (state, "test_zero" in by) == ("killed", True)
+    (tests / "test_sign.py").write_text("def test_bad():\n    assert sum([0])\n")
+    trial.passes.clear()
+    assert trial.try_out(mutants["<"])[0] == "untried"
 
 
 # --- The probe ------------------------------------------------------------------------------------

@@ -78,19 +78,16 @@ class Bench:
             captured(known(net, self.options.size), batch, path)
         return path
 
-    def fits(self, net: str, batch: int) -> bool:
-        """Whether the original is predicted to fit, workspace included."""
-        found = memplan.analyze(self.graph(net, batch), provider=self.provider)
-        return found.timeline.peak_with_workspace_bytes <= self.memory
-
     def batch(self, net: str) -> int:
-        """That of all rows of a network: the largest of which the original fits."""
+        """That of all rows of a network: the largest of which the original is predicted to fit,
+        workspace included."""
         found = BATCHES[0]
-        for batch in () if self.options.batch else BATCHES:
-            if not self.fits(net, batch):
+        for batch in BATCHES:
+            made = memplan.analyze(self.graph(net, batch), provider=self.provider)
+            if made.timeline.peak_with_workspace_bytes > self.memory:
                 break
             found = batch
-        return int(self.options.batch or found)
+        return found
 
     def measured(self, path: Path, session: str, folder: Path, name: str) -> Measurement:
         """Measure one file on inputs that are the same for every file of equal inputs."""
@@ -283,7 +280,6 @@ def main(argv: Sequence[str] | None = None) -> list[Row]:
     parser.add_argument("--session", action="append", choices=SESSIONS)
     parser.add_argument("--provider", choices=["cpu", "cuda"], help="cuda where there is one")
     parser.add_argument("--memory", default="10%", help="of what is free: what an original takes")
-    parser.add_argument("--batch", type=int, help="instead of the largest that fits --memory")
     parser.add_argument("--size", choices=["full", "tiny"], default="full")
     parser.add_argument("--runs", type=int, default=5, help="timed steps")
     parser.add_argument("--plan-seconds", type=float, default=8.0)

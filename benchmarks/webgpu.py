@@ -97,19 +97,14 @@ def operators() -> Row:
             row["probed"] = node.key in rules.known or node.id in host
             own = features(in_graph(graph, node))
             if node.id in host:
-                types = [graph.tensors[t].dtype for t in node.reads]
+                types = [TensorProto.DataType.Name(graph.tensors[t].dtype) for t in node.reads]
                 row["on_cpu"] += 1
-                row["types_on_cpu"] = sorted({*row["types_on_cpu"], *map(dtype_name, types)})
+                row["types_on_cpu"] = sorted({*row["types_on_cpu"], *map(str.lower, types)})
             elif any(why in own for why, _ in rules.faults.get(node.key, ())):
                 row["fail"] += 1
             else:
                 row["placed"] += 1
     return {"operators": dict(sorted(found.items()))}
-
-
-def dtype_name(dtype: int) -> str:
-    """As ``int64``."""
-    return str(TensorProto.DataType.Name(dtype)).lower()
 
 
 def original(path: Path, most_flops: float) -> Row:
@@ -192,14 +187,20 @@ def losses(path: Path, most_flops: float) -> Row:
     return {"steps": STEPS, "largest_relative_difference": worst, **found}
 
 
+def less(path: Path, share: str, target: Path) -> memplan.Rewrite:
+    """Rewritten to a share of its peak."""
+    size = memplan.parse_size(share)
+    options = memplan.RewriteOptions(size, provider="webgpu", effort=EFFORT)
+    return memplan.rewrite(path, options, target, dims=DIMS.get(path.stem))
+
+
 def rewritten(path: Path, share: str, most_flops: float) -> Row:
     """One share, or why there is none."""
-    options = memplan.RewriteOptions(memplan.parse_size(share), provider="webgpu", effort=EFFORT)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "less.onnx"
         began = time.perf_counter()
         try:
-            made = memplan.rewrite(path, options, out, dims=DIMS.get(path.stem))
+            made = less(path, share, out)
             row = planned(made, time.perf_counter() - began)
             if whole_flops(open_model(path, DIMS.get(path.stem, {}))) > most_flops:
                 return row | {"not_run": f"more than {most_flops:g} FLOPs"}
@@ -242,10 +243,8 @@ def buffers(path: Path, budget: str, mode: str) -> Row:
     compiled, loader = import_module("shim").compiled, import_module("webgpu").loader
     with tempfile.TemporaryDirectory() as folder:
         if budget:
-            share = memplan.parse_size(budget)
-            options = memplan.RewriteOptions(share, provider="webgpu", effort=EFFORT)
-            memplan.rewrite(path, options, Path(folder) / path.name)
-            path = Path(folder) / path.name
+            whole, path = path, Path(folder) / path.name
+            less(whole, budget, path)
         compiled("vulkan_count.c", Path(folder) / "libvulkan.so.1")
         libraries = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}"
         return in_process(
@@ -291,19 +290,16 @@ def browser(path: Path, share: str) -> Row:
         site = Path(folder) / "site"
         site.mkdir()
         (site / "node_modules").symlink_to(package.parent)
-        options = memplan.RewriteOptions(
-            memplan.parse_size(share), provider="webgpu", effort=EFFORT
-        )
-        less = site / "less.onnx"
-        memplan.rewrite(path, options, less)
-        trainer = memplan.Trainer(less, provider="cpu")
-        graph = open_model(less).graph
+        target = site / "less.onnx"
+        less(path, share, target)
+        trainer = memplan.Trainer(target, provider="cpu")
+        graph = open_model(target).graph
         feeds = [synthesize(graph, seed) for seed in range(BROWSER_STEPS)]
         names = [slot.name for slot in trainer.batch_slots]
         batches = [{"lr": 1e-3} | {name: each[name] for name in names} for each in feeds]
         with contextlib.chdir(site):
             module = "./node_modules/onnxruntime-web/dist/ort.webgpu.min.mjs"
-            write_steps(less, batches, ON_WEBGPU, module, webgpu_options())
+            write_steps(target, batches, ON_WEBGPU, module, webgpu_options())
         (site / "steps.html").write_text('<script type="module" src="steps.mjs"></script>')
         told = json.loads(told_by("steps.html", site, switches=SOFTWARE))
         cpu = [trainer.step(batch) for batch in batches]

@@ -85,27 +85,20 @@ def row_of(make: Make) -> Row:
 def checked(step: memplan.TorchStep) -> tuple[memplan.Capture | None, Row]:
     """A capture with its check: right, refused or different, with the words."""
     begin = time.perf_counter()
-    capture = None
+    capture, said = None, dict[str, Any]()
     try:
         capture = memplan.capture(step, weights="embed")
-    except memplan.CaptureDiffersError as error:
-        check = error.check
-        row: Row = {"verdict": "differs", "words": error.message, "hint": error.hint}
-    except memplan.MemplanError as error:
-        seconds = time.perf_counter() - begin
-        return None, {
-            "verdict": "refused",
-            "words": error.message,
-            "hint": error.hint,
-            "capture_seconds": round(seconds, 2),
-        }
-    else:
-        if capture.check is None:
-            raise AssertionError("it was asked for")
         check = capture.check
+    except memplan.MemplanError as error:
+        check, said = getattr(error, "check", None), {"words": error.message, "hint": error.hint}
+    row: Row = {**said, "capture_seconds": round(time.perf_counter() - begin, 2)}
+    if check is None:
+        return None, {"verdict": "refused", **row}
+    if capture is None:
+        row = {"verdict": "differs", **row}
+    else:
         verdict = {"equal": "right"}.get(check.verdict, str(check.verdict))
-        row = {"verdict": verdict, "words": check.reason}
-    row["capture_seconds"] = round(time.perf_counter() - begin, 2)
+        row = {"verdict": verdict, "words": check.reason, **row}
     row["check_seconds"] = round(check.seconds, 2)
     row |= {key: _plain(getattr(check, key)) for key in FIGURES}
     return capture, row
@@ -170,14 +163,9 @@ def verdict(row: Mapping[str, Any], other: str) -> str:
 
 def loss_of(step: memplan.TorchStep) -> Tensor:
     """The loss of a step in PyTorch."""
-    batch = step.batch
     if step.loss is None:
-        found: Tensor = step.model(**batch).loss
-    elif isinstance(batch, Mapping):
-        found = step.loss(step.model, **batch)
-    else:
-        found = step.loss(step.model, *batch)
-    return found
+        return step.model(**step.batch).loss
+    return step.loss(step.model, **step.batch)
 
 
 def eager(step: memplan.TorchStep) -> Values:
@@ -210,12 +198,7 @@ def widened(step: memplan.TorchStep) -> memplan.TorchStep:
     def wide(value: Any) -> Any:
         return value.double() if value.is_floating_point() else value
 
-    batch = step.batch
-    given = (
-        {n: wide(t) for n, t in batch.items()}
-        if isinstance(batch, Mapping)
-        else tuple(wide(t) for t in batch)
-    )
+    given = {name: wide(tensor) for name, tensor in step.batch.items()}
     model = step.model.double()
     trained = [p for p in model.parameters() if p.requires_grad]
     return memplan.TorchStep(model, step.loss, given, torch.optim.SGD(trained, RATE, momentum=0.9))
@@ -225,12 +208,7 @@ def captured(step: memplan.TorchStep, capture: memplan.Capture, gradients: Value
     """The same two updates by ONNX Runtime. Gradients are what the first momentum is."""
     import onnxruntime
 
-    batch = (
-        step.batch
-        if isinstance(step.batch, Mapping)
-        else dict(zip(capture.batch, step.batch, strict=True))
-    )
-    feeds: dict[str, Any] = {name: batch[name].numpy() for name in capture.batch}
+    feeds: dict[str, Any] = {name: step.batch[name].numpy() for name in capture.batch}
     held = {item.name: item for item in capture.model.graph.input}
     first = {n: value.detach().numpy().copy() for n, value in held_by(step.model).items()}
     state: dict[str, Any] = {}

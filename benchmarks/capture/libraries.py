@@ -60,7 +60,7 @@ def _of_timm(name: str, size: int, settings: Mapping[str, Any]) -> memplan.Torch
 
 def _classifier(model: Any, size: int) -> memplan.TorchStep:
     batch = {"image": torch.randn(2, 3, size, size), "label": torch.randint(0, 10, (2,))}
-    return memplan.TorchStep(_without_dropout(model.train()), _classify, batch)
+    return memplan.TorchStep(without_dropout(model.train()), _classify, batch)
 
 
 def _classify(model: Any, image: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
@@ -75,7 +75,7 @@ def _of_transformers(name: str, settings: Mapping[str, Any]) -> memplan.TorchSte
     kind = next(name.partition(task)[0] for task in TASKS if task in name)
     labels = {"num_labels": 10} if of_images else {}
     config = getattr(transformers, f"{kind}Config")(**labels, **settings)
-    model = _without_dropout(getattr(transformers, name)(config).train())
+    model = without_dropout(getattr(transformers, name)(config).train())
     if of_images:
         batch = {"pixel_values": torch.randn(2, 3, 32, 32), "labels": torch.randint(0, 10, (2,))}
     elif kind == "Whisper":
@@ -91,7 +91,8 @@ def _tokens() -> torch.Tensor:
     return torch.randint(3, 90, (2, 12))
 
 
-def _without_dropout(model: Any) -> Any:
+def without_dropout(model: Any) -> Any:
+    """The model, whose every step computes the same."""
     for module in model.modules():
         if "Drop" in type(module).__name__ or "StochasticDepth" in type(module).__name__:
             module.eval()

@@ -17,10 +17,10 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.record import arguments, run
+from benchmarks.plans.plain_sessions import DIMS
+from benchmarks.record import Row, arguments, run
 from memplan.api.analysis import analyze_session
 from memplan.errors import MemplanError
 from memplan.runtime.inputs import synthesize
@@ -33,59 +33,44 @@ SAMPLES = Path(__file__).resolve().parents[2] / "sample_models"
 SHARED = Path(os.environ.get("MEMPLAN_SHARED", "")) / "models"
 FOLDERS = ("runnable", "forward", "repro", "ort_training", "full_scale")
 SESSIONS = ("tuned", "default")
-DIMS = {"gpt_dynamic": {"N": 24}, "gpt_dyn": {"s78": 4}, "resnet50_dynbatch_224": {"s14": 32}}
-"""Sizes of symbolic dimensions, by the name of the file."""
+FIGURES = tuple(
+    f"{kind}_{run}_bytes"
+    for kind in ("predicted", "measured", "difference")
+    for run in ("first", "later")
+)
 MOST_BYTES = 2 * 10**9
 """Predicted bytes up to which a model is run."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One model in one kind of session; ``named`` are the reasons for which it may not be exact."""
-
-    graph: str
-    session: str
-    as_loaded: bool = False
-    predicted_first_bytes: int | None = None
-    measured_first_bytes: int | None = None
-    predicted_later_bytes: int | None = None
-    measured_later_bytes: int | None = None
-    difference_first_bytes: int | None = None
-    difference_later_bytes: int | None = None
-    named: tuple[str, ...] = ()
-    reason: str | None = None
-
-
 def measured(path: Path, session: str) -> Row:
-    """Predict and run one model."""
+    """Predict and run one model; ``named`` are the reasons for which it may not be exact."""
     dims = DIMS.get(path.stem, {})
-    row = Row(f"{path.parent.name}/{path.stem}", session)
+    row: Row = {"graph": f"{path.parent.name}/{path.stem}", "session": session, "as_loaded": False}
+    row |= dict.fromkeys(FIGURES) | {"named": (), "reason": None}
     try:
         model = open_model(path, dims)
         found = analyze_session(model, session_kind(session))
         first = found.timeline.dynamic_peak_bytes
         later = found.later.dynamic_peak_bytes if found.later is not None else first
-        row = replace(
-            row,
-            as_loaded=found.as_loaded,
-            predicted_first_bytes=first,
-            predicted_later_bytes=later,
-            named=tuple(note.replace(str(path), path.name) for note in found.inexact),
-        )
+        row |= {
+            "as_loaded": found.as_loaded,
+            "predicted_first_bytes": first,
+            "predicted_later_bytes": later,
+            "named": tuple(note.replace(str(path), path.name) for note in found.inexact),
+        }
         if found.timeline.peak_bytes > MOST_BYTES:
-            return replace(row, reason=f"not run: over {MOST_BYTES:,} B")
+            return row | {"reason": f"not run: over {MOST_BYTES:,} B"}
         with saved_inputs(synthesize(model.graph)) as (folder, archive):
             request = RunRequest(session, "cpu", dims, runs=0, threads=1)
             ran = measure(path, request, archive, folder / "outputs.npz")
     except MemplanError as error:
-        return replace(row, reason=error.message.replace(str(path), path.name))
-    return replace(
-        row,
-        measured_first_bytes=ran.dynamic_bytes,
-        measured_later_bytes=ran.second_run_dynamic_bytes,
-        difference_first_bytes=first - ran.dynamic_bytes,
-        difference_later_bytes=later - ran.second_run_dynamic_bytes,
-    )
+        return row | {"reason": error.message.replace(str(path), path.name)}
+    return row | {
+        "measured_first_bytes": ran.dynamic_bytes,
+        "measured_later_bytes": ran.second_run_dynamic_bytes,
+        "difference_first_bytes": first - ran.dynamic_bytes,
+        "difference_later_bytes": later - ran.second_run_dynamic_bytes,
+    }
 
 
 def shared_models() -> Iterator[Path]:

@@ -3,21 +3,20 @@
 What they are, and by which accounting: :mod:`benchmarks.plans.instances`. Sizes and durations are
 in the units of the files.
 
-    python -m benchmarks.plans.public_graphs --instances DIR --ratio 0.8 --order fixed \\
+    python -m benchmarks.plans.public_graphs --instances DIR/*.json --ratio 0.8 --order fixed \\
         --seconds 10 --json results.json
 """
 
 from __future__ import annotations
 
 import argparse
-import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.plans.instances import Instance, budget_of, load_instance, short_name, verify
+from benchmarks.plans.instances import Instance, budget_of, load_instance, verify
 from benchmarks.record import Row, arguments, run
 from memplan.deadline import Deadline
 from memplan.solver.build import Output, ProblemBuilder
@@ -83,29 +82,9 @@ def run_point(path: Path, ratio: float, order: str, seconds: float, sequences: b
     }
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-def chosen_files(folder: Path, only: Sequence[str]) -> list[Path]:
-    """The instance files, small ones first; ``only`` names some (case and dashes do not matter).
-
-    Raises:
-        ValueError: no file has such a name.
-    """
-    files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_size)
-    if not only:
-        return files
-    names = {_plain(short_name(path)): path for path in files}
-    unknown = [name for name in only if _plain(name) not in names]
-    if unknown:
-        raise ValueError(f"no instance {unknown[0]}; there are: {', '.join(sorted(names))}")
-    return [names[_plain(name)] for name in only]
-
-
 def rows(options: argparse.Namespace) -> Iterator[Row]:
     """The points one by one."""
-    for path in chosen_files(options.instances, options.only):
+    for path in options.instances:
         for ratio in options.ratio:
             yield run_point(path, ratio, options.order, options.seconds, options.sequences)
 
@@ -113,9 +92,8 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
     parser = arguments("plans.public_graphs", __doc__)
-    parser.add_argument("--instances", type=Path, required=True, help="folder with *.json")
+    parser.add_argument("--instances", type=Path, nargs="+", required=True, help="*.json")
     parser.add_argument("--ratio", type=float, action="append", required=True, help="repeatable")
-    parser.add_argument("--only", action="append", default=[], help="instance name, repeatable")
     parser.add_argument("--order", choices=("fixed", "free"), default="fixed")
     parser.add_argument("--seconds", type=float, default=10.0, help="planning, per point")
     parser.add_argument("--sequences", action="store_true", help="plans go into the record")

@@ -145,7 +145,7 @@ def compared(name: str, options: argparse.Namespace, folder: Path) -> list[Row]:
         for growth in budgets(reached):
             who = f"memplan at {growth / 1e6:.0f} MB"
             budget = facts["resident_bytes"] + max(growth - beyond, 0)
-            found = planned(step, folder, budget, options.rewrite)
+            found = planned(step, folder, budget)
             if isinstance(found, str):
                 failed.append({"who": who, "model": name, "failed": found})
                 continue
@@ -190,18 +190,15 @@ def captured(name: str, folder: Path) -> tuple[Path, Path, Row]:
     return folder / f"{name}.onnx", batch, facts
 
 
-def planned(
-    step: Path, folder: Path, budget: int, settings: Sequence[str]
-) -> tuple[Path, Row] | str:
+def planned(step: Path, folder: Path, budget: int) -> tuple[Path, Row] | str:
     """The file for a budget, and what its plan says; or why there is none."""
     import memplan
     from memplan.errors import InfeasibleError
 
     path = folder / f"{step.stem}.{budget}.onnx"
-    fixed: dict[str, Any] = {"state": ("in-place",), "chunk": "auto", "time_limit": 20.0}
-    fixed |= dict(setting.split("=", 1) for setting in settings)
+    size = memplan.parse_size(str(budget))
+    options = memplan.RewriteOptions(size, state=("in-place",), chunk="auto", time_limit=20.0)
     try:
-        options = memplan.RewriteOptions(memplan.parse_size(str(budget)), **fixed)
         found = memplan.rewrite(step, options, path)
     except InfeasibleError as error:
         return error.message
@@ -228,7 +225,4 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=4, help="of each in a round")
     parser.add_argument("--compile", nargs="*", type=float, default=COMPILED, metavar="BUDGET")
-    parser.add_argument(
-        "--rewrite", nargs="*", default=(), metavar="OPTION=VALUE", help="of RewriteOptions"
-    )
     run(parser, rows, of=("model",))

@@ -17,7 +17,7 @@ from torch.nn import functional
 from helpers.models import load_benchmark
 
 TINY = load_benchmark("nets").TINY
-"""Ten families, which tests/ort/test_families.py compares in float32; here is what they lack."""
+"""Six families, which tests/ort/test_families.py compares in float32; here is what they lack."""
 
 
 class Classified(nn.Module):
@@ -46,6 +46,49 @@ class Convolutions(nn.Module):
         line = self.line(y.flatten(2)).tanh().mean((1, 2))
         space = self.space(y.unflatten(1, (2, 3))).sigmoid().mean((1, 2, 3, 4))
         return functional.smooth_l1_loss(line + space, targets)
+
+
+class Patterns(nn.Module):
+    """Of image networks: depthwise convolutions, norms over channels and a scale (ConvNeXt), gates
+    of squeezed channels (EfficientNet), windows of a rolled image with a bias for every distance
+    (Swin), features that are joined (DenseNet)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        stem = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.stem = nn.Sequential(stem, nn.BatchNorm2d(8), nn.SiLU())
+        self.depthwise = nn.Conv2d(8, 8, 7, padding=3, groups=8)
+        self.norm, self.scale = nn.LayerNorm(8, eps=1e-6), nn.Parameter(torch.ones(8, 1, 1))
+        self.squeeze, self.excite = nn.Conv2d(8, 2, 1), nn.Conv2d(2, 8, 1)
+        self.qkv, self.bias = nn.Linear(8, 24), nn.Parameter(torch.zeros(9, 2))
+        away = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]])
+        self.distances = ((away[:, None] - away + 1) * torch.tensor([3, 1])).sum(-1).flatten()
+        more = nn.Conv2d(8, 4, 3, padding=1, bias=False)
+        self.more = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), more)
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        x = self.stem(x)
+        y = self.norm(self.depthwise(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        x = x + y * self.scale
+        squeezed = functional.silu(self.squeeze(functional.adaptive_avg_pool2d(x, 1)))
+        x = x * self.excite(squeezed).sigmoid()
+        x = x + self.within_windows(x)
+        x = functional.avg_pool2d(torch.cat([x, self.more(x)], 1), 2)
+        return functional.cross_entropy(self.head(x.mean((2, 3))), labels)
+
+    def within_windows(self, x: Tensor) -> Tensor:
+        """Attention within windows of 2 × 2 pixels."""
+        count, channels, size, _ = x.shape
+        side = size // 2
+        rolled = torch.roll(x, (-1, -1), (2, 3)).view(count, channels, side, 2, side, 2)
+        rows = rolled.permute(0, 2, 4, 3, 5, 1).reshape(-1, 4, channels)
+        query, key, value = self.qkv(rows).view(-1, 4, 3, 2, channels // 2).permute(2, 0, 3, 1, 4)
+        bias = self.bias[self.distances].view(4, 4, 2).permute(2, 0, 1)
+        mixed = (query @ key.transpose(-2, -1) + bias).softmax(-1) @ value
+        y = mixed.transpose(1, 2).reshape(count, side, side, 2, 2, channels)
+        y = y.permute(0, 5, 1, 3, 2, 4).reshape(x.shape)
+        return torch.roll(y, (1, 1), (2, 3))
 
 
 def group_norms() -> nn.Module:
@@ -168,6 +211,8 @@ def text() -> tuple[Tensor, ...]:
     return torch.randint(0, 13, (2, 7)), torch.randint(0, 13, (2, 7))
 
 
+FAMILIES: dict[str, Any] = {**TINY, "patterns": Net(Patterns, images(4, 8))}
+"""With what four more families have."""
 NETS: dict[str, Any] = {
     "gpt2": TINY["gpt2_tiny"],
     "unet": TINY["unet3_tiny"],

@@ -1,4 +1,4 @@
-"""Training graphs of ten families of networks, small: they run, their gradients are PyTorch's, and
+"""Training graphs of families of networks, small: they run, their gradients are PyTorch's, and
 nothing of them had to be assumed (skipped where torch and its exporter are not there)."""
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from helpers.models import ROOT, load_benchmark
 
 torch: Any = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
-nets = load_benchmark("nets")
+from helpers.captured_nets import FAMILIES  # noqa: E402
+
 pytestmark = pytest.mark.ort
 
 TOLERANCE = 1e-4
@@ -28,14 +29,14 @@ gradient of zero, and both compute rounding errors."""
 def drawn(name: str) -> tuple[Any, tuple[Any, ...]]:
     """A small network with no parameter at zero, and a batch."""
     torch.manual_seed(0)
-    module = nets.TINY[name].make()
+    module = FAMILIES[name].make()
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
-    return module, nets.TINY[name].batch()
+    return module, FAMILIES[name].batch()
 
 
-@pytest.mark.parametrize("name", nets.TINY)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_gradients_are_those_of_pytorch(name: str) -> None:
     module, inputs = drawn(name)
     # What the check of capture is, too: here it is not its own judge.
@@ -56,10 +57,10 @@ def test_gradients_are_those_of_pytorch(name: str) -> None:
 
 
 def test_command_writes_files_that_need_no_assumption(tmp_path: Path) -> None:
-    wanted = ["--only", "vit", "--only", "densenet"]
+    wanted = ["--only", "vit", "--only", "unet"]
     load_benchmark("graphs").main([str(tmp_path), "--size", "tiny", *wanted])
     files = sorted(tmp_path.glob("*.onnx"))
-    assert [path.name for path in files] == ["densenet_tiny.onnx", "vit_tiny.onnx"]
+    assert [path.name for path in files] == ["unet3_tiny.onnx", "vit_tiny.onnx"]
     for path in files:
         analysis = memplan.analyze(path)
         assert analysis.assumptions == ()

@@ -31,7 +31,7 @@ def results(path: Path) -> list[dict[str, Any]]:
 
 def test_training_graphs(tmp_path: Path) -> None:
     record = tmp_path / "rows.json"
-    words = ["--models", str(SAMPLES), "--only", "unet", "--seconds", "5", "--json", str(record)]
+    words = ["--models", str(SAMPLES / "unet.onnx"), "--seconds", "5", "--json", str(record)]
     words += ["--budget", "80%", "--budget", "1%"]  # one is below the floor
     load_benchmark("plans.training_graphs").main(
         [*words, "--strategy", "none", "--strategy", "min-cut"]
@@ -78,8 +78,19 @@ def test_public_graphs(data: dict[str, Any], order: str, tmp_path: Path) -> None
     (tmp_path / "small.json").write_text(json.dumps(data))
     record = tmp_path / "out" / "record.json"
     record.parent.mkdir()
-    words = ["--instances", str(tmp_path), "--ratio", "0.75", "--order", order, "--seconds", "20"]
-    load_benchmark("plans.public_graphs").main([*words, "--sequences", "--json", str(record)])
+    words = [
+        "--instances",
+        str(tmp_path / "small.json"),
+        "--ratio",
+        "0.75",
+        "--order",
+        order,
+        "--seconds",
+        "20",
+    ]
+    load_benchmark("plans.public_graphs").main(
+        [*words, "--order", order, "--sequences", "--json", str(record)]
+    )
     (row,) = results(record)
     # 7 again before its second reader: 2 of 20 seconds.
     assert row["sequence"] == [7, 3, 5, 9, 7, 2]
@@ -102,7 +113,22 @@ def test_plans_that_do_not_hold_are_refused(sequence: list[int], message: str) -
         instances.verify(instances.instance_of("skip", SKIP), 0.75, sequence, fixed=False)
 
 
+def test_another_order_is_not_the_fixed_one() -> None:
+    instances = load_benchmark("plans.instances")
+    data = {**SKIP, "nodes": [*SKIP["nodes"], {"id": 8, "cost_cpu": 1, "cost_ram": 1}]}  # type: ignore[misc]
+    instance = instances.instance_of("two starts", data)
+    swapped = [instance.ids[1], instance.ids[0], *instance.ids[2:]]
+    instances.verify(instance, 1.0, instance.ids, fixed=True)
+    with pytest.raises(instances.VerificationError, match="input order"):
+        instances.verify(instance, 1.0, swapped, fixed=True)
+
+
 # --- Steps ----------------------------------------------------------------------------------------
+
+
+def test_of_two_growths_that_are_close_the_smaller_is_planned_for() -> None:
+    budgets = load_benchmark("steps.pytorch").budgets
+    assert budgets([1000, 990, 500, 700]) == [990, 700, 500, 400]
 
 
 @pytest.mark.ort
@@ -122,20 +148,23 @@ def test_a_worker_steps_when_it_is_told_to(tmp_path: Path) -> None:
     assert row["growth_bytes"] >= 0
 
 
+@pytest.mark.slow
+def test_a_worker_that_fails_says_why() -> None:
+    with load_benchmark("steps.pytorch").Worker("m", "memplan", "none.onnx", "none.npz") as worker:
+        worker.steps(2)
+        assert "none.onnx does not exist" in worker.finish()["failed"]
+
+
 # --- Networks -------------------------------------------------------------------------------------
 
 PUBLISHED = {
     "vit_b16_bs32_224": 86_567_656,
-    "convnext_t_bs32_224": 28_589_128,
-    "swin_t_bs32_224": 28_288_354,
-    "efficientnet_b0_bs32_224": 5_288_548,
-    "densenet121_bs32_224": 7_978_856,
     "resnet50_bs32_224": 25_557_032,
     "gpt2_small_bs8_seq1024": 124_439_808,
     "bert_base_bs16_seq512": 109_514_298,
 }
-"""Parameters of torchvision's vit_b_16, convnext_tiny, swin_t, efficientnet_b0, densenet121 and
-resnet50, of Hugging Face's GPT-2 and of BERT base with its head."""
+"""Parameters of torchvision's vit_b_16 and resnet50, of Hugging Face's GPT-2 and of BERT base with
+its head."""
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -3,9 +3,9 @@
     python tools/fuzz --command analyze --count 1000 --seed 7 --keep finds
 
 A find is exit code 70 (a bug of ours), death by a signal, no end in time, a wrong file that is
-called proved (``proof``) or a wrong gradient (``values``); of damaged files also more than
-``--slow`` seconds or ``--large`` bytes. An item is known by seed and number, and ``--only N`` runs
-one again; after ``--seconds`` no item is begun.
+called proved (``proof``) or a wrong gradient (``values``); of damaged files also more than ten
+seconds or 1 GB. An item is known by seed and number, and ``--only N`` runs one again; after
+``--seconds`` no item is begun. For several processors start several, with other seeds.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ import importlib
 import itertools
 import json
 import os
+import pkgutil
 import resource
 import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-import drafts
 import hostile
 import plans
 import proofs
 import values
 from ended import Ended
 
+import memplan
+from helpers.node_tests import all_forms
 from memplan.solver.search.warm_up import warm_up
 
 Examine = Callable[[int, int], Ended]
@@ -45,11 +46,12 @@ EXAMINED: dict[str, Examine] = {
     "proof": proofs.examined,
     "values": values.examined,
 }
-DRAWN = {"values", "proof", *plans.SESSIONS}
-PLANNED = {"rewrite", "validate", "proof", *plans.SESSIONS}
 _LEAST_SECONDS = {"proof": 600.0, "values": 60.0, **dict.fromkeys(plans.SESSIONS, 300.0)}
 """Limits of what takes longer than a damaged file: a loaded machine is no find."""
 _MOST_PATIENT = 5  # times a limit, where the processors are also others'
+_ADDRESSES = 8 << 30  # bytes that an item may ask for
+_SLOW_SECONDS, _LARGE_BYTES = 10.0, 10**9  # too much for a small file
+_OF_PYTORCH = ("memplan.pytorch", "memplan.api.capture")  # large, and never asked here
 _KEPT = 3  # finds of each kind
 
 
@@ -66,52 +68,28 @@ class Outcome:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-def outcomes(
-    examine: Examine, numbers: Iterable[int], options: argparse.Namespace, seconds: float
-) -> Iterator[Outcome]:
-    """The outcomes of items, as they end: each in a forked child with limits of memory and time."""
-    waiting = iter(numbers)
-    running: dict[int, tuple[int, float, Path]] = {}
+def outcome(examine: Examine, number: int, seconds: float, options: argparse.Namespace) -> Outcome:
+    """What comes of an item in a forked child with limits of memory and time."""
     with tempfile.TemporaryDirectory(prefix="memplan-fuzz-") as name:
+        begun, folder = time.monotonic(), Path(name)
+        pid = os.fork()
+        if pid == 0:
+            _work(examine, number, folder, options)
         try:
-            while True:
-                while len(running) < options.workers:
-                    number = next(waiting, None)
-                    if number is None:
-                        break
-                    folder = Path(name) / str(number)
-                    folder.mkdir()
-                    pid = os.fork()
-                    if pid == 0:
-                        _work(examine, number, folder, options)
-                    running[pid] = number, time.monotonic(), folder
-                if not running:
-                    return
-                # Each by itself: whoever runs this may have children of its own.
-                asked = (os.wait4(each, os.WNOHANG) for each in running)
-                pid, status, used = next((found for found in asked if found[0]), (0, 0, None))
-                if used is None:
-                    for late, (_, begun, _) in running.items():
-                        if time.monotonic() - begun > seconds * patience():
-                            os.kill(late, signal.SIGKILL)
-                    time.sleep(0.005)
-                    continue
-                number, begun, folder = running.pop(pid)
-                spent = time.monotonic() - begun
-                outcome = Outcome(number, spent, 1024 * used.ru_maxrss)
-                told = folder / "told.json"
-                if told.exists():
-                    report = json.loads(told.read_text())
-                    outcome.place, outcome.message, outcome.counts, modules = report
-                    _import(modules)
-                else:
-                    killed = os.WIFSIGNALED(status) and spent > seconds
-                    outcome.place = "no end in time" if killed else f"died ({status})"
-                yield outcome
-        finally:
-            for pid in running:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+            while (found := os.wait4(pid, os.WNOHANG))[0] == 0:
+                if time.monotonic() - begun > seconds * patience():
+                    os.kill(pid, signal.SIGKILL)
+                time.sleep(0.005)
+        except BaseException:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        spent, peak = time.monotonic() - begun, 1024 * found[2].ru_maxrss
+        told = folder / "told.json"
+        if told.exists():
+            return Outcome(number, spent, peak, *json.loads(told.read_text()))
+        late = os.WIFSIGNALED(found[1]) and spent > seconds
+        return Outcome(number, spent, peak, "no end in time" if late else f"died ({found[1]})")
 
 
 def patience() -> float:
@@ -119,18 +97,10 @@ def patience() -> float:
     return min(max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)), _MOST_PATIENT)
 
 
-def _import(modules: Iterable[str]) -> None:
-    """Import what a child had to, so that those to come begin with it."""
-    for name in set(modules) - sys.modules.keys():
-        with suppress(Exception):
-            importlib.import_module(name)
-
-
 def _work(examine: Examine, number: int, folder: Path, options: argparse.Namespace) -> NoReturn:
     """In the child: examine one item, and tell of it in the folder."""
     try:
-        memory = int(options.memory * (1 << 30))
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_AS, (_ADDRESSES, _ADDRESSES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # What is killed leaves its own temporary folders behind.
@@ -148,49 +118,45 @@ def _work(examine: Examine, number: int, folder: Path, options: argparse.Namespa
             for name, data in ended.files.items():
                 (target / name).write_bytes(data)
             (target / "found.txt").write_text(f"{ended.place}\n{ended.message}\n")
-        told = folder / "telling.json"
-        modules = sorted(name for name in sys.modules if not name.startswith(drafts.TESTS))
-        report = [ended.place, ended.message[:4000], dict(ended.counts), modules]
-        told.write_text(json.dumps(report))
-        told.rename(folder / "told.json")
+        telling = folder / "telling.json"
+        telling.write_text(json.dumps([ended.place, ended.message[:4000], dict(ended.counts)]))
+        telling.rename(folder / "told.json")
     finally:
         os._exit(0)
 
 
 def run(command: str, options: argparse.Namespace) -> bool:
     """Run all items of a command and tell of them; whether there was a find."""
-    examine = EXAMINED[command]
     seconds = max(options.each, _LEAST_SECONDS.get(command, 0.0))
     numbers = [options.only] if options.only is not None else range(options.count)
-    begun, done = time.monotonic(), 0
+    begun, found = time.monotonic(), list[Outcome]()
     counts, finds = Counter[str](), Counter[str]()
-    slowest = largest = Outcome(-1, 0.0, 0)
-    until = itertools.takewhile(lambda _: time.monotonic() - begun <= options.seconds, numbers)
-    for outcome in outcomes(examine, until, options, seconds):
-        done += 1
-        counts.update(outcome.counts)
-        slowest = max(slowest, outcome, key=lambda each: each.seconds)
-        largest = max(largest, outcome, key=lambda each: each.peak_bytes)
-        place = outcome.place
-        if not place and command in hostile.COMMANDS:  # a small file that took too much
-            place = "large" if outcome.peak_bytes > options.large else ""
-            place = "slow" if outcome.seconds > options.slow * patience() else place
-        if place:
-            finds[place] += 1
-            if finds[place] <= _KEPT:
-                print(f"FOUND --only {outcome.number}: {place}: {outcome.message}", flush=True)
+    for number in itertools.takewhile(
+        lambda _: time.monotonic() - begun <= options.seconds, numbers
+    ):
+        one = outcome(EXAMINED[command], number, seconds, options)
+        found.append(one)
+        counts.update(one.counts)
+        if not one.place and command in hostile.COMMANDS:  # a small file that took too much
+            one.place = "large" if one.peak_bytes > _LARGE_BYTES else ""
+            one.place = "slow" if one.seconds > _SLOW_SECONDS * patience() else one.place
+        if one.place:
+            finds[one.place] += 1
+            if finds[one.place] <= _KEPT:
+                print(f"FOUND --only {number}: {one.place}: {one.message}", flush=True)
     kinds = Counter[str]()
     for name, count in counts.items():
         kinds[name.partition(":")[0]] += count
     said = ", ".join(f"{name} {n:,}" for name, n in sorted(kinds.items()))
-    print(
-        f"{command}: {done} of {len(numbers)} in {time.monotonic() - begun:,.0f} s, seed "
-        f"{options.seed}: {said}; slowest {slowest.seconds:.1f} s (--only {slowest.number}), "
-        f"largest {largest.peak_bytes / 1e6:.0f} MB (--only {largest.number})"
-    )
+    print(f"{command}: {len(found)} of {len(numbers)}, seed {options.seed}: {said}")
     for name, count in counts.most_common():
         if ":" in name:
             print(f"  {count:,} × {name}")
+    if found:
+        slow = max(found, key=lambda one: one.seconds)
+        large = max(found, key=lambda one: one.peak_bytes)
+        print(f"  {time.monotonic() - begun:,.0f} s, slowest {slow.seconds:.1f} s (--only ", end="")
+        print(f"{slow.number}), largest {large.peak_bytes / 1e6:.0f} MB (--only {large.number})")
     for place, count in finds.most_common():
         print(f"  FOUND {count} × {place}")
     return bool(finds)
@@ -204,25 +170,22 @@ def main() -> int:
     add("--command", choices=[*EXAMINED, "all"], default="all")
     add("--count", type=int, default=500, help="items per command")
     add("--seed", type=int, default=1, help="another seed, other items")
-    add("--workers", type=int, default=1)
     add("--seconds", type=float, default=600.0, help="limit per command")
     add("--each", type=float, default=20.0, help="limit per item, in seconds")
-    add("--memory", type=float, default=8.0, help="limit of addresses per item, in GiB")
-    add("--slow", type=float, default=10.0, help="seconds that are too many")
-    add("--large", type=float, default=1e9, help="bytes that are too many")
     add("--keep", type=Path, help="a folder for the files of finds")
     add("--only", type=int, help="run this item alone")
     options = parser.parse_args()
     options.keep = options.keep and options.keep.resolve()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    commands = EXAMINED if options.command == "all" else (options.command,)
-    if PLANNED.intersection(commands):
-        warm_up()  # what is not compiled yet would count as slow
-    if DRAWN.intersection(commands):
-        for module in drafts.MODULES:
-            drafts.forms(module)
-    if set(hostile.COMMANDS).intersection(commands):
-        hostile.seeds()
+    # What children would each do again, and what is not compiled yet would count as slow.
+    for module in pkgutil.walk_packages(memplan.__path__, "memplan."):
+        if not module.name.startswith(_OF_PYTORCH):
+            importlib.import_module(module.name)
+    warm_up()
+    commands = [*EXAMINED] if options.command == "all" else [options.command]
+    if not {*commands} <= {*hostile.COMMANDS}:
+        all_forms()
+    hostile.seeds()
     failed = False
     for command in commands:
         options.command = command

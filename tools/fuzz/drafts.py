@@ -7,117 +7,25 @@ what was computed before, sometimes behind a transposition, and sometimes one te
 
 from __future__ import annotations
 
-import importlib
 import random
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
-import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper, numpy_helper
-from onnx.backend.test.case import node as node_tests
-from onnx.reference import ReferenceEvaluator
+from evaluators import Array, reference
+from onnx import helper, numpy_helper
 
-from memplan.autodiff.emit.gradient_registry import registered
+from helpers.node_tests import MODULES, Form, Rejected, forms
 
-Array = npt.NDArray[Any]
-DOUBLE = TensorProto.DOUBLE
 _OPSETS = (18, 20, 20, 21, 22, 23, 24)
 _SYMBOLIC = 0.12  # share of graphs whose inputs have symbolic dimensions
 _MOST_ELEMENTS = 3000
 _LARGEST_VALUE = 1e4
 _LIKELY = ("matmul", "gemm", "mul", "add", "transpose", "reshape", "einsum", "conv", "softmax")
-TESTS = node_tests.__name__
-MODULES = tuple(sorted(path.stem for path in Path(node_tests.__file__).parent.glob("[a-z]*.py")))
-
-
-class Rejected(Exception):
-    """A form that cannot be had here: another is drawn."""
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """A node test: its node, and what it is fed, by place; None is left out. ``moving`` are the
-    places of floats that it may be differentiated by."""
-
-    node: onnx.NodeProto
-    fed: tuple[Array | None, ...]
-    moving: frozenset[int]
-
-
-@cache
-def forms(module: str) -> Sequence[Form]:
-    """The node tests of a module of ONNX that have a gradient here, in float64."""
-    before = len(node_tests._NodeTestCases)
-    # What functions expand to takes most of the time, and is no form of its own.
-    no_functions = mock.patch.object(node_tests, "function_testcase_helper", return_value=([], 0))
-    with no_functions, warnings.catch_warnings(), suppress(Exception):
-        warnings.simplefilter("ignore")
-        importlib.import_module(f"{TESTS}.{module}")
-    with_gradient = {op for domain, op in registered() if not domain}
-    found = []
-    for test in node_tests._NodeTestCases[before:]:
-        node, fed = test.model.graph.node[0], test.data_sets[0][0]
-        if node.op_type in with_gradient and not node.domain:
-            with suppress(Rejected):
-                found.append(_form(node, fed))
-    return found
-
-
-def _form(node: onnx.NodeProto, fed: Sequence[Any]) -> Form:
-    schema = onnx.defs.get_schema(node.op_type)
-    node = onnx.NodeProto.FromString(node.SerializeToString())
-    _widened(node)
-    values, moving = iter(fed), set()
-    arrays: list[Array | None] = []
-    for place, name in enumerate(node.input):
-        array = next(values) if name else None
-        if not (array is None or isinstance(array, np.ndarray | np.generic)):
-            raise Rejected  # a sequence, an optional
-        slot = schema.inputs[min(place, len(schema.inputs) - 1)]
-        array = None if array is None else np.asarray(array)
-        if (
-            array is not None
-            and array.dtype in (np.float32, np.float64)
-            and "double" in str(slot.types)
-        ):
-            array = array.astype(np.float64)
-            fixed = slot.differentiation_category.name == "NonDifferentiable"
-            moving |= set() if fixed else {place}
-        elif array is not None and array.dtype.kind not in "fiub":
-            raise Rejected
-        arrays.append(array)
-    if node.op_type == "BatchNormalization" and any(
-        item.name == "training_mode" and item.i for item in node.attribute
-    ):
-        moving &= {0, 1, 2}  # ONNX Runtime writes over the others in training mode
-    draws = node.op_type == "Dropout" and len(arrays) > 2 and np.any(arrays[2])
-    if not moving or draws:
-        raise Rejected
-    return Form(node, tuple(arrays), frozenset(moving))
-
-
-def _widened(node: onnx.NodeProto) -> None:
-    """Floats that a node names are of double precision: of a Cast, and in bodies."""
-    for item in node.attribute:
-        if item.name in ("to", "dtype", "stash_type") and item.i == TensorProto.FLOAT:
-            item.i = DOUBLE if item.name != "stash_type" else item.i
-        if item.HasField("g"):
-            for value in (*item.g.input, *item.g.output):
-                if value.type.tensor_type.elem_type == TensorProto.FLOAT:
-                    value.type.tensor_type.elem_type = DOUBLE
-            for inner in item.g.node:
-                _widened(inner)
-        if item.HasField("t") and item.t.data_type == TensorProto.FLOAT:
-            wide = numpy_helper.to_array(item.t).astype(np.float64)
-            item.t.CopyFrom(numpy_helper.from_array(wide, item.t.name))
 
 
 @dataclass(slots=True)
@@ -127,7 +35,6 @@ class Draft:
 
     r: random.Random
     opset: int
-    evaluators: Sequence[Any]
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     arrays: dict[str, Array] = field(default_factory=dict)
     leaves: list[str] = field(default_factory=list)
@@ -245,8 +152,7 @@ class Draft:
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
-                evaluator = ReferenceEvaluator(model, new_ops=list(self.evaluators))
-                found = evaluator.run(None, {name: self.arrays[name] for name in given})
+                found = reference(model).run(None, {name: self.arrays[name] for name in given})
         except Exception as error:
             raise Rejected from error
         arrays = [np.asarray(array) for array in found]
@@ -290,12 +196,10 @@ class Case:
         return tuple(self.weights)
 
 
-def drawn(
-    r: random.Random, evaluators: Sequence[Any], modules: Sequence[str] = MODULES, most: int = 8
-) -> Case:
+def drawn(r: random.Random, modules: Sequence[str] = MODULES, most: int = 8) -> Case:
     """A random case of up to ``most`` forms."""
     while True:
-        d = Draft(r, r.choice(_OPSETS), evaluators)
+        d = Draft(r, r.choice(_OPSETS))
         for _ in range(r.randint(2, most)):
             likely = [name for name in _LIKELY if name in modules]
             module = r.choice(likely if likely and d.maybe(0.25) else modules)

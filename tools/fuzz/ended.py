@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import click
 
 from memplan.errors import EXIT_BUG, MemplanError
 from memplan_cli.main import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT / "tests") not in sys.path:
+    sys.path.append(str(ROOT / "tests"))  # for helpers
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,27 +1,28 @@
-"""Damaged and odd models through five commands: what to do with them is in :mod:`mutate`."""
+"""Damaged and odd models through five commands."""
 
 from __future__ import annotations
 
 import random
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import onnx
+from edits import IMPOSSIBLE, edited
 from ended import Ended, called
 from google.protobuf.message import DecodeError
-from mutate import mutated, mutated_text
-from onnx import TensorProto, helper
-from steps import parsed
+from onnx import TensorProto, helper, numpy_helper
+from steps import NETS, parsed, training_step
 
-import memplan
+from helpers.mutate import change_field, scrambled
 from memplan.api.check.checking import CheckRequest, run_update
 from memplan.errors import EXIT_BUG
 
 COMMANDS = ("analyze", "rewrite", "grad", "validate", "check")
 _STRATEGIES = ("auto", "greedy", "none", "segments", "mirror", "speed", "memory")
-_TRAINED = ("image", "text", "recurrent", "functions")
 _LOCKED = "step"  # the seed of which there is a lock
 _TEXTS = Path(__file__).with_name("seeds.txt")
 # Where the runtime is asked, in a process of its own, which takes ten times as long as the rest:
@@ -70,7 +71,7 @@ def _calls(command: str, data: bytes, r: random.Random) -> tuple[tuple[str, ...]
         options = ["--provider", provider, "--session", session, "--format", form]
         return (("analyze", "model.onnx", *options, *bound),)
     if command == "rewrite":
-        options = ["--budget", r.choice(("99%", "95%", "90%", "80%", "60%"))]
+        options = ["--budget", r.choice(("99%", "95%", "90%", "80%", "min", "min"))]
         options += ["--strategy", r.choice(_STRATEGIES)]
         options += ["--optimize", "extended" if r.random() < _SHARE_OF_FUSIONS else "none"]
         return (("rewrite", "model.onnx", "--dry-run", "--time-limit", "0.1", *options, *bound),)
@@ -105,46 +106,17 @@ def _interface(data: bytes) -> tuple[list[str], list[str]]:
     return sorted(dims), names
 
 
-# --- What is damaged ------------------------------------------------------------------------------
+# --- What is damaged, and how ---------------------------------------------------------------------
 
 
 @cache
 def seeds() -> dict[str, bytes]:
-    """Small models that have a little of everything, and training graphs of some of them."""
+    """Small models that have a little of everything, and training graphs."""
     texts = _TEXTS.read_text(encoding="utf-8").split("\n\n")
     models = {model.graph.name: model for model in map(parsed, texts)}
-    steps = {f"{name} step": _training_step(models[name]) for name in _TRAINED}
-    models |= {**steps, "deep step": _training_step(parsed(_deep(8)))}
+    r = random.Random(0)
+    models |= {f"{name} step": training_step(text, r) for name, text in NETS.items()}
     return {name: model.SerializeToString() for name, model in models.items()}
-
-
-def _training_step(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model, the sum of its last output as the loss, and the gradients of its float inputs and
-    weights."""
-    outputs = [value.name for value in model.graph.output]
-    axes = {"keepdims": 0}
-    model.graph.node.append(helper.make_node("ReduceSum", outputs[-1:], ["sum_of_all"], **axes))
-    model.graph.output.add(name="sum_of_all").type.tensor_type.elem_type = TensorProto.FLOAT
-    constants = [tensor for tensor in model.graph.initializer if tensor.data_type == 1]
-    inputs = [value for value in model.graph.input if value.type.tensor_type.elem_type == 1]
-    names = [value.name for value in (*constants, *inputs)]
-    return memplan.gradients(model, "sum_of_all", names)
-
-
-def _deep(layers: int) -> str:
-    """A chain whose activations are most of what is taken."""
-    body = "\n".join(
-        f"  a{k} = MatMul (h{k}, w)\n  b{k} = Tanh (a{k})\n  h{k + 1} = Mul (b{k}, b{k})"
-        for k in range(layers)
-    )
-    return f"""
-<ir_version: 10, opset_import: ["" : 18]>
-deep (float[64,16] h0) => (float[64,16] h{layers})
-<float[16,16] w = {{0.1}}>
-{{
-{body}
-}}
-"""
 
 
 @cache
@@ -155,3 +127,80 @@ def _lock(data: bytes) -> str:
         model.write_bytes(data)
         run_update(CheckRequest(lock, (model,)))
         return lock.read_text()
+
+
+def mutated(data: bytes, r: random.Random, share_of_bytes: float = 0.1) -> bytes:
+    """A model with one to four changes: of any field, or such as most models survive, which reach
+    what lies behind the first checks; sometimes of its bytes."""
+    if r.random() < share_of_bytes:
+        return scrambled(data, r)
+    model = onnx.ModelProto.FromString(data)
+    gentle = r.random() < _SHARE_OF_GENTLE
+    for _ in range(r.choice((1, 1, 2, 2, 3, 4))):
+        edit = r.choice(_GENTLE) if gentle or r.random() < 0.2 else change_field
+        with suppress(*IMPOSSIBLE):
+            edit(model, r)
+    return model.SerializeToString()
+
+
+def _edited(model: onnx.ModelProto, r: random.Random) -> None:
+    edited(model, {}, r)
+
+
+def _nest(model: onnx.ModelProto, r: random.Random) -> None:
+    """A node put into an If."""
+    k = r.randrange(len(model.graph.node))
+    node = onnx.NodeProto.FromString(model.graph.node[k].SerializeToString())
+    outputs = [name for name in node.output if name]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    body, flag = (
+        helper.make_graph([node], "body", [], values),
+        f"flag{len(model.graph.initializer)}",
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.array(True), flag))
+    nested = helper.make_node("If", [flag], outputs, then_branch=body, else_branch=body)
+    model.graph.node[k].CopyFrom(nested)
+
+
+def _forget(model: onnx.ModelProto, r: random.Random) -> None:
+    """No shapes but those of the inputs, and nodes without names, or all with one."""
+    del model.graph.value_info[:]
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    name = r.choice(("", "same"))
+    for node in model.graph.node:
+        node.name = name
+
+
+def _shrink(model: onnx.ModelProto, r: random.Random) -> None:
+    """Another size or name of the first axis of an input, as an edit of the batch is."""
+    dim = r.choice(model.graph.input).type.tensor_type.shape.dim[0]
+    if r.random() < 0.5:
+        dim.dim_value = r.choice((1, 2, 3, 4, 16))
+    else:
+        dim.dim_param = r.choice(("N", "batch", "T"))
+
+
+_GENTLE = (_edited, _edited, _edited, _forget, _shrink, _nest)
+_SHARE_OF_GENTLE = 0.4
+
+
+_VALUES = ("-1", "0", "9" * 4000, "1e400", "nan", "true", '""', "[]", "{}", "[1]", "{a = 1}")
+_VALUES += ('"\\u001b[31m"', '"1%"', "0x7fffffffffffffffffff", "[" * 3000 + "]" * 3000)
+_LINES = ("<<<<<<< HEAD", "[[models]]", "[models.x.y.z]", '"""', "\0", "# " + "x" * 10_000)
+_LINES += ("a." * 30_000 + "b = 1", "[" + "a." * 20_000 + "b]")
+
+
+def mutated_text(text: str, r: random.Random) -> str:
+    """A lock with one to three edits."""
+    lines = text.split("\n")
+    for _ in range(r.choice((1, 1, 2, 3))):
+        k, how = r.randrange(len(lines)), r.randrange(4)
+        if how <= 1 and "=" in lines[k]:
+            lines[k] = lines[k].split("=")[0] + "= " + r.choice(_VALUES)
+        elif how == 2:
+            del lines[k]
+        else:
+            lines.insert(k, r.choice(_LINES))
+        lines = lines or [""]
+    return "\n".join(lines)

@@ -10,21 +10,23 @@ from __future__ import annotations
 
 import random
 import re
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import onnx
 from drafts import drawn
-from evaluators import in_kind, reference_operators
+from ended import ROOT
+from evaluators import in_kind
 from onnx import TensorProto, helper, numpy_helper
 
 import memplan
 from memplan.errors import MemplanError
 
-SAMPLES = Path(__file__).resolve().parents[2] / "sample_models"
-NETS = Path(__file__).with_name("steps.txt").read_text(encoding="utf-8").split("\n\n")
+SAMPLES = ROOT / "sample_models"
+_TEXTS = Path(__file__).with_name("steps.txt").read_text(encoding="utf-8").split("\n\n")
+NETS = {text.split()[0]: text for text in _TEXTS}
+"""Networks by name."""
 _HEAD = '<ir_version: 10, opset_import: ["" : 20]>\n'
 _CHOICE = re.compile(r"«(?:(\w+)=)?([^«»]*)»")
 _SHARE_OF_DRAFTS = 0.4
@@ -34,22 +36,27 @@ def training_graph(r: random.Random) -> tuple[str, onnx.ModelProto]:
     """A name, and a training graph."""
     if r.random() < _SHARE_OF_DRAFTS:
         return "random", _of_draft(r)
-    model = parsed(_HEAD + chosen(r.choice(NETS), r))
+    name = r.choice(sorted(NETS))
+    return name, training_step(NETS[name], r)
+
+
+def training_step(text: str, r: random.Random) -> onnx.ModelProto:
+    """A network with a loss and an optimizer."""
+    model = parsed(_HEAD + chosen(text, r))
     vary_constants(model, r)
-    loss = "cross-entropy" if r.random() < 0.5 else "mse"
     options = memplan.GradOptions(
-        loss=loss, logits="y", optimizer=r.choice(("none", "sgd", "momentum", "adamw"))
+        loss=r.choice(("cross-entropy", "mse")),
+        logits="y",
+        optimizer=r.choice(("none", "sgd", "momentum", "adamw")),
     )
-    with tempfile.TemporaryDirectory(prefix="memplan-fuzz-") as folder:
-        target = Path(folder) / "step.onnx"
-        memplan.grad(model, options, target)
-        return model.graph.name, onnx.load(target)
+    step: onnx.ModelProto = memplan.grad(model, options).model
+    return step
 
 
 def _of_draft(r: random.Random) -> onnx.ModelProto:
     """The sum of all that a random graph ends with as its loss; its forward part alone where that
     has no gradient."""
-    case = drawn(r, reference_operators(), most=14)
+    case = drawn(r, most=14)
     model = in_kind(case.model, TensorProto.FLOAT)
     for value in model.graph.input:
         sizes = zip(value.type.tensor_type.shape.dim, case.feeds[value.name].shape, strict=True)

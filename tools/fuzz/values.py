@@ -16,12 +16,13 @@ from unittest import mock
 
 import numpy as np
 import onnx
-from drafts import DOUBLE, MODULES, Array, Case, drawn
+from drafts import Case, drawn
 from ended import Ended
-from evaluators import Evaluator, NotEvaluatedError, in_kind, opened, reference_operators
-from onnx import TensorProto
+from evaluators import Array, Evaluator, NotEvaluatedError, in_kind
+from onnx import TensorProto, helper
 
 import memplan
+from helpers.node_tests import DOUBLE, MODULES
 from memplan.errors import EXIT_BUG, MemplanError
 from memplan.proto import native
 
@@ -55,7 +56,7 @@ class Verdict:
 def judged(case: Case) -> Verdict:
     """Differentiate a case with memplan, and hold every gradient against differences."""
     try:
-        forward = Evaluator(opened(in_kind(case.model, DOUBLE), case.feeds), case.feeds)
+        forward = Evaluator(_opened(in_kind(case.model, DOUBLE)), case.feeds)
     except NotEvaluatedError as error:
         return Verdict("skipped", f"no evaluator in float64: {error}")
     except Exception as error:  # the random graph itself
@@ -65,6 +66,14 @@ def judged(case: Case) -> Verdict:
     if not all(np.isfinite(v).all() for v in forward.first.values() if v.dtype.kind == "f"):
         return Verdict("skipped", "the forward graph is not finite")
     return _differentiated(case, forward)
+
+
+def _opened(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model, of whose stored values others can be fed."""
+    for tensor in model.graph.initializer:
+        value = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        model.graph.input.append(value)
+    return model
 
 
 def _is_inferred_otherwise(model: onnx.ModelProto, made: Mapping[str, Array]) -> bool:
@@ -201,7 +210,7 @@ def _along(
 
 def examined(seed: int, number: int, modules: Sequence[str] = MODULES) -> Ended:
     """How the case ``number`` of a seed ended."""
-    case = drawn(random.Random(f"{seed}/values/{number}"), reference_operators(), modules)
+    case = drawn(random.Random(f"{seed}/values/{number}"), modules)
     # A child for ONNX's C++ takes half the time, and these graphs are no danger to this process.
     with mock.patch.object(native, "_ask", native._directly):
         verdict = judged(case)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
+import re
 import runpy
 import signal
 import subprocess
@@ -16,13 +18,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import onnx
 import pytest
+from google.protobuf.message import DecodeError
 
 from helpers.models import ROOT
 from helpers.processes import HANG_SECONDS
 from memplan.autodiff.emit import gradient_registry
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.gradient_registry import Gradients
+from memplan.autodiff.emit.operations import Operations
 from memplan.equivalence.prove import Equivalence
 
 FOLDER = ROOT / "tools" / "fuzz"
@@ -36,13 +41,12 @@ def fuzz() -> Iterator[Any]:
     try:
         import ended
         import hostile
-        import mutate
         import proofs
         import values
 
         main = runpy.run_path(str(FOLDER / "__main__.py"))
-        modules = {"ended": ended, "hostile": hostile, "mutate": mutate, "proofs": proofs}
-        yield SimpleNamespace(**modules, values=values, outcomes=main["outcomes"])
+        modules = {"ended": ended, "hostile": hostile, "proofs": proofs, "values": values}
+        yield SimpleNamespace(**modules, outcome=main["outcome"])
     finally:
         sys.path.remove(str(FOLDER))
 
@@ -64,8 +68,17 @@ def test_no_item_finds_a_defect(command: str) -> None:
     words = ["--command", command, "--count", str(COUNTS[command]), "--seed", "20", "--each", "120"]
     done = run(*words)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{command}: {COUNTS[command]} of {COUNTS[command]} in" in done.stdout
+    assert f"{command}: {COUNTS[command]} of {COUNTS[command]}, seed" in done.stdout
     assert command == "plain-plans" or "exit 0" in done.stdout
+
+
+@pytest.mark.nightly
+def test_it_ends_in_time_and_leaves_no_folder(tmp_path: Path) -> None:
+    words = ["--command", "analyze", "--count", "1000000", "--seconds", "2"]
+    done = run(*words, TMPDIR=str(tmp_path))
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"analyze: \d+ of 1000000, seed", done.stdout)
+    assert not list(tmp_path.glob("memplan-fuzz-*"))
 
 
 def test_what_dies_and_what_has_no_end_is_told(fuzz: Any, tmp_path: Path) -> None:
@@ -76,10 +89,24 @@ def test_what_dies_and_what_has_no_end_is_told(fuzz: Any, tmp_path: Path) -> Non
             time.sleep(600)
         return fuzz.ended.Ended({"exit 0": 1}, "a bug" if number == 2 else "")
 
-    options = argparse.Namespace(workers=2, memory=64, keep=tmp_path, command="analyze", seed=1)
-    found = {each.number: each.place for each in fuzz.outcomes(examine, range(4), options, 1.0)}
-    assert found == {0: "died (15)", 1: "no end in time", 2: "a bug", 3: ""}
+    options = argparse.Namespace(keep=tmp_path, command="analyze", seed=1)
+    found = [fuzz.outcome(examine, number, 1.0, options).place for number in range(4)]
+    assert found == ["died (15)", "no end in time", "a bug", ""]
     assert (tmp_path / "analyze-1-2" / "found.txt").exists()
+
+
+def test_damage_changes_models_and_leaves_some_valid(fuzz: Any) -> None:
+    data = fuzz.hostile.seeds()["step"]
+    made = {fuzz.hostile.mutated(data, random.Random(k), 0.0) for k in range(80)}
+    valid = 0
+    for each in made:
+        try:
+            onnx.checker.check_model(onnx.ModelProto.FromString(each))
+            valid += 1
+        except (onnx.checker.ValidationError, DecodeError):
+            pass
+    assert len(made - {data}) > 60
+    assert 10 < valid < len(made) - 10
 
 
 # --- The proof ------------------------------------------------------------------------------------
@@ -117,8 +144,21 @@ def test_few_graphs(fuzz: Any) -> None:
     assert sum("right" in each.counts for each in ended) > 15
 
 
+def _flag_turned(self: Operations, value: Any, flag: int) -> tuple[Any, int]:
+    """Any Transpose ahead of a Gemm as its flag, whatever its axes: of c9b39250, where a gradient
+    was off by 111%."""
+    made = self.maker(value)
+    if made is not None and made.op_type == "Transpose":
+        return self.tensor(made.input[0]), 1 - flag
+    return value, flag
+
+
 def _from_this_end(ctx: Context) -> Gradients:
     return (ctx.op("CumSum", ctx.dy, ctx.inputs[1], reverse=ctx.attribute("reverse", 0)),)
+
+
+def _to_both(ctx: Context) -> Gradients:
+    return [ctx.dy for _ in ctx.inputs]
 
 
 def _of_one_factor(ctx: Context) -> Gradients:
@@ -126,9 +166,16 @@ def _of_one_factor(ctx: Context) -> Gradients:
     return (ctx.dy * b, None if a == b else ctx.dy * a)
 
 
+def _of_a_matrix(ctx: Context) -> Gradients:
+    order = list(range(ctx.y.rank))[::-1]
+    return (ctx.transpose(ctx.whole(), order),)
+
+
 PLANTED: dict[str, Callable[[Context], Gradients]] = {
     "CumSum": _from_this_end,
+    "Max": _to_both,
     "Mul": _of_one_factor,
+    "Transpose": _of_a_matrix,
 }
 """Wrong rules by operator."""
 
@@ -140,6 +187,13 @@ def test_a_wrong_rule_is_found(op: str, fuzz: Any, monkeypatch: pytest.MonkeyPat
     known = gradient_registry._ENTRIES["", op]
     monkeypatch.setitem(gradient_registry._ENTRIES, ("", op), replace(known, rule=PLANTED[op]))
     _is_found(fuzz, op, op.lower())
+
+
+@pytest.mark.nightly
+@pytest.mark.ort
+def test_a_transpose_that_is_none_is_found(fuzz: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Operations, "_untransposed", _flag_turned)
+    _is_found(fuzz, "Transpose", "gemm")
 
 
 def _is_found(fuzz: Any, op: str, module: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
@@ -13,67 +11,12 @@ from onnx import helper
 
 from helpers.drawing import ints, quiet, shapes
 from helpers.effort import tries
-from helpers.gradients import Array, check, draw, reference, runtime, single, with_symbols
+from helpers.gradients import Array, check, draw, single, with_symbols
 from helpers.graphs import parse
 
 QUIET = quiet(25)
 NEWEST = onnx.defs.onnx_opset_version()
 OPSETS = st.sampled_from([13, 15, 16, 18, 20, NEWEST])
-
-
-@QUIET
-@given(st.data())
-def test_reshape_and_transpose(data: st.DataObject) -> None:
-    shape = data.draw(shapes())
-    x = draw(shape)
-    check(single("Reshape", x, ints(-1)))
-    check(single("Flatten", x, axis=data.draw(st.integers(-len(shape), len(shape)))))
-    perm = data.draw(st.permutations(range(len(shape))))
-    check(single("Transpose", x, perm=perm))
-    check(single("Transpose", x))
-
-
-@QUIET
-@given(st.data())
-def test_squeeze_and_unsqueeze(data: st.DataObject) -> None:
-    shape = data.draw(shapes(1, 3))
-    rank = len(shape)
-    count = data.draw(st.integers(1, 2))
-    axes = data.draw(
-        st.lists(st.integers(0, rank + count - 1), unique=True, min_size=count, max_size=count)
-    )
-    axes = [axis - (rank + count) * data.draw(st.integers(0, 1)) for axis in axes]
-    made = single("Unsqueeze", draw(shape), ints(*axes))
-    check(made)
-    wide = np.expand_dims(draw(shape), tuple(axes))
-    check(single("Squeeze", wide, ints(*axes)))
-    check(single("Squeeze", wide))
-
-
-@QUIET
-@given(st.data())
-def test_expand_and_tile(data: st.DataObject) -> None:
-    shape = data.draw(shapes(1, 3))
-    to = [n if n > 1 else data.draw(st.integers(1, 3)) for n in shape]
-    lead = data.draw(st.lists(st.integers(1, 2), max_size=2))
-    check(single("Expand", draw(shape), ints(*lead, *to)))
-    repeats = [data.draw(st.integers(1, 3)) for _ in shape]
-    check(single("Tile", draw(shape), ints(*repeats)))
-
-
-@QUIET
-@given(st.data())
-def test_concat(data: st.DataObject) -> None:
-    shape = list(data.draw(shapes(1, 3)))
-    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
-    parts = []
-    for seed in range(data.draw(st.integers(1, 4))):
-        shape[axis] = data.draw(st.integers(1, 3))
-        parts.append(draw(shape, seed))
-    made = single("Concat", *parts, axis=axis)
-    check(made)
-    names = list(made[1])
-    check(made, xs=[data.draw(st.sampled_from(names))])
 
 
 @QUIET
@@ -87,11 +30,6 @@ def test_split(data: st.DataObject) -> None:
     check(made)
     names = [f"y{k}" for k in range(len(parts))]
     check(made, ys=data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True)))
-
-
-def test_split_evenly() -> None:
-    check(single("Split", draw((7, 2)), outputs=3, num_outputs=3))
-    check(single("Split", draw((6, 2)), outputs=3, opset=13))
 
 
 @settings(QUIET, max_examples=tries(60))
@@ -180,112 +118,6 @@ def test_gather_neighbours(places: list[int]) -> None:
     assert "ScatterElements" not in {node.op_type for node in trained.graph.node}
 
 
-@QUIET
-@given(st.data())
-def test_gather_elements(data: st.DataObject) -> None:
-    shape = data.draw(shapes(1, 3, 4))
-    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
-    size = shape[axis]
-    count = [data.draw(st.integers(1, n)) for n in shape]
-    count[axis] = data.draw(st.integers(1, 5))
-    random = np.random.default_rng(data.draw(st.integers(0, 99)))
-    indices = random.integers(-size, size, count)
-    opset = data.draw(st.sampled_from([13, 16, 20]))
-    made = single("GatherElements", draw(shape), indices, axis=axis, opset=opset)
-    check(made, run=runtime)  # ONNX's own evaluator wants equal dimensions
-
-
-@QUIET
-@given(st.data())
-def test_gather_nd(data: st.DataObject) -> None:
-    batch = data.draw(st.integers(0, 1))
-    shape = data.draw(shapes(1 + batch, 3, 4))
-    depth = data.draw(st.integers(1, len(shape) - batch))
-    random = np.random.default_rng(data.draw(st.integers(0, 99)))
-    count = [*shape[:batch], *data.draw(shapes(1, 2))]
-    columns = [random.integers(-n, n, count) for n in shape[batch : batch + depth]]
-    indices = np.stack(columns, axis=-1)
-    opset = data.draw(OPSETS)
-    check(single("GatherND", draw(shape), indices, batch_dims=batch, opset=opset))
-
-
-@QUIET
-@given(st.data())
-def test_scatter_elements(data: st.DataObject) -> None:
-    shape = data.draw(shapes(1, 3, 4))
-    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
-    random = np.random.default_rng(data.draw(st.integers(0, 99)))
-    count = [data.draw(st.integers(1, n)) for n in shape]
-    # Without repetition: which of several written to one place wins is not defined.
-    order = np.argsort(
-        random.random([n if k != axis % len(shape) else shape[axis] for k, n in enumerate(count)]),
-        axis=axis,
-    )
-    indices = np.take(order, range(count[axis]), axis=axis)
-    kind = data.draw(st.sampled_from(["none", "add"]))
-    updates = draw(count, 1)
-    made = single("ScatterElements", draw(shape), indices, updates, axis=axis, reduction=kind)
-    check(made, run=runtime)
-
-
-@QUIET
-@given(st.data())
-def test_scatter_nd(data: st.DataObject) -> None:
-    shape = data.draw(shapes(1, 3, 4))
-    depth = data.draw(st.integers(1, len(shape)))
-    random = np.random.default_rng(data.draw(st.integers(0, 99)))
-    places = np.stack(
-        np.unravel_index(random.permutation(np.prod(shape[:depth])), shape[:depth]), axis=-1
-    )
-    indices = places[: data.draw(st.integers(1, len(places)))]
-    updates = draw((len(indices), *shape[depth:]), 1)
-    kind = data.draw(st.sampled_from(["none", "add"]))
-    check(single("ScatterND", draw(shape), indices, updates, reduction=kind))
-
-
-@QUIET
-@given(st.data())
-def test_top_k(data: st.DataObject) -> None:
-    shape = data.draw(shapes(1, 3, 5))
-    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
-    count = data.draw(st.integers(1, shape[axis]))
-    kinds = [onnx.TensorProto.DOUBLE, onnx.TensorProto.INT64]
-    largest = data.draw(st.integers(0, 1))
-    check(
-        single(
-            "TopK",
-            draw(shape),
-            ints(count),
-            outputs=2,
-            out_dtypes=kinds,
-            axis=axis,
-            largest=largest,
-        )
-    )
-
-
-@QUIET
-@given(st.integers(1, 2), st.integers(1, 2), st.integers(1, 2), st.integers(1, 3))
-def test_depth_to_space(batch: int, channels: int, height: int, block: int) -> None:
-    x = draw((batch, channels * block * block, height, 2))
-    for mode in ("DCR", "CRD"):
-        check(single("DepthToSpace", x, blocksize=block, mode=mode))
-    x = draw((batch, channels, height * block, 2 * block))
-    check(single("SpaceToDepth", x, blocksize=block))
-
-
-@QUIET
-@given(shapes(2, 4, 4), st.integers(0, 1), st.none() | st.integers(-3, 3))
-def test_trilu(shape: tuple[int, ...], upper: int, diagonal: int | None) -> None:
-    more = [np.asarray(diagonal, dtype=np.int64)] if diagonal is not None else []
-    check(single("Trilu", draw(shape), *more, upper=upper))
-
-
-def test_reverse_sequence() -> None:
-    check(single("ReverseSequence", draw((4, 3, 2)), ints(2, 4, 1)))
-    check(single("ReverseSequence", draw((3, 4)), ints(2, 4, 1), batch_axis=0, time_axis=1))
-
-
 EINSUMS = [
     ("ij,jk->ik", [(2, 3), (3, 4)]),
     ("bij,bjk->bik", [(2, 2, 3), (2, 3, 4)]),
@@ -304,34 +136,6 @@ EINSUMS = [
 @pytest.mark.parametrize(("equation", "sizes"), EINSUMS)
 def test_einsum(equation: str, sizes: list[tuple[int, ...]]) -> None:
     check(single("Einsum", *(draw(s, k) for k, s in enumerate(sizes)), equation=equation))
-
-
-@QUIET
-@given(st.data())
-def test_cross_entropy(data: st.DataObject) -> None:
-    op = data.draw(st.sampled_from(["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"]))
-    rest = data.draw(shapes(0, 2))
-    classes = data.draw(st.integers(1, 4))
-    shape = (2, classes, *rest)
-    random = np.random.default_rng(data.draw(st.integers(0, 99)))
-    labels = random.integers(0, classes, (2, *rest))
-    attributes: dict[str, Any] = {"reduction": data.draw(st.sampled_from(["none", "sum", "mean"]))}
-    if data.draw(st.booleans()):
-        ignored = data.draw(st.sampled_from([-100, 0]))
-        attributes["ignore_index"] = ignored
-        labels.reshape(-1)[0] = ignored
-        if data.draw(st.booleans()) and labels.size > 1:
-            labels.reshape(-1)[1] = classes - 1
-    weights = [np.linspace(0.5, 1.5, classes)] if data.draw(st.booleans()) else []
-    made = single(op, draw(shape), labels, *weights, **attributes)
-    value = next(iter(reference(*made).values()))
-    if np.isfinite(value).all():  # a mean over nothing is no number
-        check(made)
-
-
-def test_cross_entropy_with_logarithms() -> None:
-    """Both outputs bring gradients in."""
-    check(single("SoftmaxCrossEntropyLoss", draw((2, 3)), ints(2, 0), outputs=2))
 
 
 def test_symbolic_dimensions() -> None:

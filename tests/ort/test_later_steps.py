@@ -26,7 +26,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from helpers.torch_steps import Reversed, trained  # noqa: E402
+from helpers.torch_steps import trained  # noqa: E402
 
 pytestmark = [pytest.mark.ort, pytest.mark.slow]
 RATE = 0.1
@@ -175,26 +175,6 @@ def test_what_a_step_changes_is_found_by_name(
 # --- Attributes -----------------------------------------------------------------------------------
 
 
-@refused("'model.calls'", calls=lambda: 0)
-def annealing(m: Any, x: Any) -> Any:
-    m.calls += 1
-    return loss_of(m, x) * min(1.0, m.calls / 10)
-
-
-@refused("'model.centre'", centre=lambda: torch.zeros(4))
-def a_running_centre(m: Any, x: Any) -> Any:
-    y = m.a(x)
-    loss = (y - m.centre).square().mean()
-    m.centre = 0.9 * m.centre + 0.1 * y.detach().mean(0)
-    return loss
-
-
-@refused("'model.pace'", pace=lambda: torch.zeros((), dtype=torch.int64))
-def a_counter_in_a_tensor(m: Any, x: Any) -> Any:
-    m.pace = m.pace + 1
-    return loss_of(m, x) * torch.where(m.pace > 300, 2.0, 1.0)
-
-
 # --- When a step is another -----------------------------------------------------------------------
 
 
@@ -202,13 +182,6 @@ def a_counter_in_a_tensor(m: Any, x: Any) -> Any:
 def every_third_step(m: Any, x: Any) -> Any:
     m.calls += 1
     return loss_of(m, x) if m.calls % 3 else m.a(x).abs().mean()
-
-
-@refused("'model.calls'", calls=lambda: 0)
-def detached_late(m: Any, x: Any) -> Any:
-    m.calls += 1
-    h = m.a(x)
-    return m.b(h.detach() if m.calls > 500 else h).square().mean()
 
 
 @refused("'model.calls'", calls=lambda: 0)
@@ -224,18 +197,6 @@ def frozen_behind_the_third_step(m: Any, x: Any) -> Any:
     if m.calls == 3:
         m.b.requires_grad_(False)
     return loss_of(m, x)
-
-
-@refused("'model.t'", t=lambda: 0.0)
-def another_loss_late(m: Any, x: Any) -> Any:
-    m.t += 0.5
-    return loss_of(m, x) if m.t < 3_000 else m.a(x).abs().mean()
-
-
-@refused("'model.calls'", calls=lambda: 0)
-def a_reversed_gradient_on_a_schedule(m: Any, x: Any) -> Any:
-    m.calls += 1
-    return m.b(Reversed.apply(m.a(x), m.calls / 10)).square().mean()
 
 
 @refused("hook 'counting' of model.a")
@@ -340,11 +301,6 @@ def a_partial() -> Any:
     return Net(loss_of), functools.partial(loss, {"n": 0})
 
 
-@refused("model.schedule", schedule=_warming)
-def a_generator(m: Any, x: Any) -> Any:
-    return loss_of(m, x) * next(m.schedule)
-
-
 @refused("model.outside[0].weight", outside=lambda: [nn.Linear(4, 4)])
 def a_teacher_outside(m: Any, x: Any) -> Any:
     teacher = m.outside[0]
@@ -391,13 +347,6 @@ def a_table_that_is_made_once(m: Any, x: Any) -> Any:
     if m.places is None:
         m.places = torch.arange(4.0)
     return loss_of(m, x + m.places)
-
-
-@said("'model.log'", log=list)
-def losses_that_are_kept(m: Any, x: Any) -> Any:
-    loss = loss_of(m, x)
-    m.log.append(loss.detach())
-    return loss
 
 
 @said("model.extra", extra=lambda: None)

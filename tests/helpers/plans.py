@@ -25,7 +25,7 @@ from memplan.shapes.prepare import PreparedModel
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, simulate
-from memplan.solver.strategies.builtin import parse_strategy
+from memplan.solver.strategies.builtin import BUILT_IN, parse_strategy
 
 TUNED = session_kind("tuned")
 
@@ -63,21 +63,9 @@ def plan_and_apply(model: OpenModel, share: float) -> tuple[onnx.ModelProto, Pla
     return rewritten, plan, checked(model.prepared, rewritten, plan)
 
 
-# All that are built in, with options that change what they do.
-NAMED = (
-    "none",
-    "greedy",
-    "segments",
-    "segments{count=3}",
-    "min-cut",
-    "min-cut{ban=0}",
-    "mirror",
-    "mirror{function=kind,test=0}",
-    "speed",
-    "memory",
-    "list{names=*1*}",
-    "collection",
-)
+# All that are built in, and some with options that change what they do.
+OPTIONS = ("segments{count=3}", "min-cut{ban=0}", "mirror{function=kind,test=0}")
+NAMED = (*(n for n in BUILT_IN if n not in ("search", "list")), *OPTIONS, "list{names=*1*}")
 
 
 AUTO = "search{certify=0}"

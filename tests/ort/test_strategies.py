@@ -12,14 +12,8 @@ from helpers.training_steps import ALL_STEPS
 from memplan.planning.apply import apply_plan
 from memplan.planning.plan import Plan
 from memplan.runtime.inputs import synthesize
-from memplan.solver.strategies.builtin import BUILT_IN
 
 pytestmark = pytest.mark.ort
-
-
-def test_all_strategies_are_here() -> None:
-    named = {text.partition("{")[0] for text in (*NAMED, AUTO)}
-    assert named == BUILT_IN.keys()
 
 
 def lowest_plan(graph: Task, shares: tuple[float, ...]) -> tuple[int, Plan]:

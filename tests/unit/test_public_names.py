@@ -110,6 +110,7 @@ MAIN = "from memplan_cli.main import main\n"
         (f"{MAIN}assert main(['--help']) == 0", {"click"}),
         (f"{MAIN}assert main(['-h']) == 0", {"click"}),
         (f"{MAIN}assert main(['--version']) == 0", {"click"}),
+        (f"{MAIN}assert main(['strategies', '-q']) == 0", {"click", "numpy"}),
     ],
 )
 def test_nothing_is_loaded_before_it_is_used(code: str, packages: set[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Set
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -15,10 +14,7 @@ from helpers import odd_models as odd
 from helpers.odd_models import FLOAT, WORKING, feeds_of, info, saved
 from memplan.api.analysis import Analysis, analyze
 from memplan.errors import ModelError
-from memplan.ir.graph import TensorKind
-from memplan.planning.forms.extend_graph import extend
 from memplan.shapes.fold import small_constants
-from memplan.simulate.opened import open_model
 
 COUNTED_DTYPES = {FLOAT: 4, TensorProto.INT64: 8, TensorProto.BOOL: 1}
 
@@ -146,51 +142,9 @@ def test_loops_that_only_a_condition_ends(trips: int, tmp_path: Path) -> None:
     assert _noted(analysis, "decided by data") == (trips > 0)
 
 
-def test_captured_tensors_stay_alive_until_the_body_ran(tmp_path: Path) -> None:
-    model = open_model(saved(odd.conditional(), tmp_path))
-    pick = next(node for node in model.graph.nodes if node.name == "pick")
-    assert {model.graph.tensors[t].name for t in pick.captured} == {"a", "h"}
-
-
-def test_outputs_that_are_inputs(tmp_path: Path) -> None:
-    graph = open_model(saved(odd.input_as_output(), tmp_path)).graph
-    kinds = {graph.tensors[t].name: graph.tensors[t].kind for t in graph.outputs}
-    assert kinds["x"] is TensorKind.INPUT
-    assert kinds["w2"] is TensorKind.INITIALIZER
-
-
 def test_a_default_that_a_run_may_replace_is_no_constant() -> None:
     model = odd.training()
     assert set(small_constants(model.graph)) == {"w1", "w2", "zero", "share"}
     model.graph.input.append(info("zero", []))
     assert set(small_constants(model.graph)) == {"w1", "w2", "share"}
     assert "zero" in small_constants(model.graph, defaults=True)
-
-
-ACT = "[act] r = Relu (h) [drop] a, kept = Dropout (r, ratio, on)"
-NODES = "ratio = Constant <value = float {0.25}> () on = Constant <value = bool {1}> ()"
-VALUES = {"ratio": np.float32(0.25), "on": np.bool_(True)}
-
-
-@pytest.mark.parametrize(
-    ("given", "rules"),
-    [
-        (VALUES, 1),
-        ({"first": NODES}, 1),
-        (VALUES | {"inputs": "float ratio"}, 0),
-    ],
-    ids=["initializers", "nodes", "input"],
-)
-def test_dropout_is_rebuilt_only_with_a_ratio_that_cannot_change(
-    given: dict[str, Any], rules: int, tmp_path: Path
-) -> None:
-    proto = odd.training(
-        act=ACT, last="kept_f = Cast <to = 1> (kept)", outputs="float[8, 32] kept_f", **given
-    )
-    path = saved(proto, tmp_path)
-    model = open_model(path)
-    values = small_constants(model.prepared.bound.graph)
-    extended = extend(model.graph, values, "cpu")
-    dropout = model.graph.tensor_named("a")
-    assert dropout is not None
-    assert (dropout.id in extended.makers) == bool(rules)

@@ -117,15 +117,6 @@ def test_an_infeasible_budget_says_what_could_lower_the_floor() -> None:
     assert f"the next limit is {format_bytes(found.next_bytes)}" in failed.value.hint
 
 
-def test_the_next_floor_leaves_out_what_is_as_large() -> None:
-    graph = open_text(WIDE).graph
-    timeline = simulate(graph, TUNED)
-    whole = structural_floor(graph, timeline).with_workspace
-    assert structural_floor(graph, timeline, below=1 << 40).with_workspace == whole
-    assert structural_floor(graph, timeline, below=1).with_workspace == 16 * 1024 * 4  # the output
-    assert structural_floor(graph, timeline, below=1, held=False).with_workspace == 0
-
-
 @pytest.mark.parametrize("text", [WIDE, OUTPUTS])
 def test_text_json_and_page_say_the_same(text: str) -> None:
     analysis = analyze_open(open_text(text), TUNED)

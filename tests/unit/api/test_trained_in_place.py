@@ -9,21 +9,17 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 
 from helpers.graphs import parse
 from memplan import (
     GradOptions,
-    Trainer,
-    ValidateOptions,
     analyze,
     diff,
     grad,
     rewrite,
     sweep,
-    validate,
 )
 from memplan.api.check.checking import run_check, run_update
 from memplan.api.check.finding import Change, change_of
@@ -153,21 +149,6 @@ def test_a_difference_is_of_states_that_lie_alike(step: Path) -> None:
     assert place(found.new).endswith(", state in place")
     assert diff(step, foreign).delta_bytes == 0
     assert diff(step, foreign).old.timeline.peak_bytes == _peak(step, "apart")
-
-
-@pytest.mark.ort
-@pytest.mark.slow
-def test_validate_and_trainer_run_what_was_planned(step: Path) -> None:
-    written = step.with_name("fits.onnx")
-    planned = rewrite(step, RewriteOptions(parse_budget("100%"), effort=1), written).timeline
-    found = validate(step, written, ValidateOptions(runs=0, plain=False))
-    assert found.proved
-    assert found.state_in_place == 2
-    assert found.original.measured_peak_bytes == _peak(step)
-    assert found.rewritten.measured_peak_bytes == planned.peak_bytes
-    trainer = Trainer(written, measure=True)
-    trainer.step(x=np.ones((4, 64), np.float32))
-    assert trainer.measured_peaks() == [planned.dynamic_peak_bytes]
 
 
 def test_a_sweep_says_it(step: Path) -> None:

@@ -122,17 +122,6 @@ def test_rates_are_binomial(even: Array) -> None:
     assert 0.9 < (whole.sum(0) / np.sqrt(STEPS)).var() < 1.1  # every element, over the steps
 
 
-def test_neighbours_are_independent(even: Array) -> None:
-    for axis in (2, 3, 4):
-        for lag in (1, 2, 3, 5, 16):
-            if lag < even.shape[axis]:
-                ahead = np.take(even, range(lag, even.shape[axis]), axis)
-                product = ahead * np.take(even, range(even.shape[axis] - lag), axis)
-                assert abs(product.sum()) < 4 * np.sqrt(product.size), (axis, lag)
-    triples = even[..., :-2] * even[..., 1:-1] * even[..., 2:]
-    assert abs(triples.sum()) < 4 * np.sqrt(triples.size)
-
-
 def test_blocks_of_two_rows_and_columns_are_as_likely_as_they_should_be(kept: Array) -> None:
     rows, columns = kept.shape[-2:]
     blocks = kept.reshape(-1, rows // 2, 2, columns // 2, 2).transpose(0, 1, 3, 2, 4)

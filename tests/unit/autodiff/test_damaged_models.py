@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 import memplan
 from memplan.api.grad.differentiate import grad
@@ -68,57 +68,48 @@ def test_a_phase_that_is_none_counts_as_forward(tmp_path: Path) -> None:
     assert sum(result.nodes.values()) == len(result.model.graph.node)
 
 
-def twice(model: onnx.ModelProto) -> None:
-    with_axes(model)
-    model.graph.node[0].attribute.append(model.graph.node[0].attribute[0])
-
-
-def referring(model: onnx.ModelProto) -> None:
-    with_axes(model)
-    model.graph.node[0].attribute[0].ref_attr_name = "of_a_function"
-
-
-def no_flag(model: onnx.ModelProto) -> None:
-    with_axes(model)
-    model.graph.node[0].attribute[0].i = -5
-
-
-def unknown_operator(model: onnx.ModelProto) -> None:
-    with_axes(model)
-    model.graph.node[0].op_type = "Nonsense"
-
-
-def unknown_attribute(model: onnx.ModelProto) -> None:
-    with_axes(model)
-    model.graph.node[0].attribute.append(helper.make_attribute("to", 1))
-
-
-def no_version(model: onnx.ModelProto) -> None:
-    with_axes(model)
-    model.ir_version = 0
+def keepdims(model: onnx.ModelProto) -> onnx.AttributeProto:
+    return model.graph.node[0].attribute[0]
 
 
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (twice, "Attribute .keepdims. appeared multiple times"),
-        (referring, "refers to an attribute of a function"),
-        (no_flag, "attribute 'keepdims' is neither 0 nor 1"),
-        (unknown_operator, "checker refuses the model: No Op registered for Nonsense"),
-        (unknown_attribute, "checker refuses the model: Unrecognized attribute: to"),
-        (no_version, "checker refuses the model: .*ir_version"),
+        (
+            lambda m: m.graph.node[0].attribute.append(keepdims(m)),
+            "Attribute .keepdims. appeared multiple times",
+        ),
+        (
+            lambda m: setattr(keepdims(m), "ref_attr_name", "of_a_function"),
+            "refers to an attribute of a function",
+        ),
+        (lambda m: setattr(keepdims(m), "i", -5), "attribute 'keepdims' is neither 0 nor 1"),
+        (
+            lambda m: setattr(m.graph.node[0], "op_type", "Nonsense"),
+            "checker refuses the model: No Op registered for Nonsense",
+        ),
+        (
+            lambda m: setattr(keepdims(m), "name", "to"),
+            "checker refuses the model: Unrecognized attribute: to",
+        ),
+        (lambda m: setattr(m, "ir_version", 0), "checker refuses the model: .*ir_version"),
     ],
 )
 def test_faults_of_the_file_are_told_as_such(
     edit: Callable[[onnx.ModelProto], None], message: str, tmp_path: Path
 ) -> None:
+    def damage(model: onnx.ModelProto) -> None:
+        with_axes(model)
+        edit(model)
+
     with pytest.raises(ModelError, match=message):
-        differentiated(written(SIMPLE, tmp_path, edit))
+        differentiated(written(SIMPLE, tmp_path, damage))
 
 
 def test_gradients_in_python_check_their_input_too() -> None:
     model = onnx.parser.parse_model(HEADER + SIMPLE)
-    unknown_attribute(model)
+    with_axes(model)
+    keepdims(model).name = "to"
     with pytest.raises(ModelError, match="Unrecognized attribute"):
         memplan.gradients(model, "y", "x")
 

@@ -113,22 +113,7 @@ def test_plans_that_do_not_hold_are_refused(sequence: list[int], message: str) -
         instances.verify(instances.instance_of("skip", SKIP), 0.75, sequence, fixed=False)
 
 
-def test_another_order_is_not_the_fixed_one() -> None:
-    instances = load_benchmark("plans.instances")
-    data = {**SKIP, "nodes": [*SKIP["nodes"], {"id": 8, "cost_cpu": 1, "cost_ram": 1}]}  # type: ignore[misc]
-    instance = instances.instance_of("two starts", data)
-    swapped = [instance.ids[1], instance.ids[0], *instance.ids[2:]]
-    instances.verify(instance, 1.0, instance.ids, fixed=True)
-    with pytest.raises(instances.VerificationError, match="input order"):
-        instances.verify(instance, 1.0, swapped, fixed=True)
-
-
 # --- Steps ----------------------------------------------------------------------------------------
-
-
-def test_of_two_growths_that_are_close_the_smaller_is_planned_for() -> None:
-    budgets = load_benchmark("steps.pytorch").budgets
-    assert budgets([1000, 990, 500, 700]) == [990, 700, 500, 400]
 
 
 @pytest.mark.ort
@@ -146,13 +131,6 @@ def test_a_worker_steps_when_it_is_told_to(tmp_path: Path) -> None:
     assert len(row["seconds_by_round"]) == len(row["losses"]) == 3
     assert row["losses"][-1] < row["losses"][0]
     assert row["growth_bytes"] >= 0
-
-
-@pytest.mark.slow
-def test_a_worker_that_fails_says_why() -> None:
-    with load_benchmark("steps.pytorch").Worker("m", "memplan", "none.onnx", "none.npz") as worker:
-        worker.steps(2)
-        assert "none.onnx does not exist" in worker.finish()["failed"]
 
 
 # --- Networks -------------------------------------------------------------------------------------

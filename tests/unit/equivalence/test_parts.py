@@ -157,16 +157,6 @@ def test_other_reductions_are_not_sums(op: str) -> None:
     assert proof(*reduced(op)).reason is not None
 
 
-def test_a_slice_that_the_original_has_is_none_of_a_chunk() -> None:
-    """Nothing is assumed where the files have the same nodes."""
-    text = """g (float[4, 3] x) => (float[2, 3] y)
-    <int64[1] zero = {0}, int64[1] two = {2}>
-    { [s] h = Slice(x, zero, two, zero) [n] y = Exp(h) }"""
-    found = proof(text, text)
-    assert found.proved
-    assert found.kept == 2
-
-
 @pytest.mark.parametrize(
     ("view", "shape"),
     [
@@ -239,15 +229,6 @@ def test_repeated_values_are_known_by_value_and_shape() -> None:
     assert parse(zeros)
     assert proof(zeros, zeros).proved
     assert proof(zeros, zeros.replace("{0}", "{1}")).reason is not None
-
-
-def test_a_view_of_a_slice_that_the_original_makes_is_what_it_was() -> None:
-    """It is known by a rule there, and is no part of a chunk."""
-    text = """g (float[4, 6] x, float[6] c) => (float[6] z)
-    <int64[1] one = {1}, int64[1] two = {2}, int64[1] zero = {0}>
-    { [s] s = Slice(x, one, two, zero) [q] q = Squeeze(s, zero) [z] z = Add(c, q) }"""
-    found = proof(text, text)
-    assert found.proved, found.reason
 
 
 def test_a_view_of_a_part_of_one_is_a_part_of_the_view_that_the_reference_has() -> None:

@@ -146,9 +146,3 @@ def test_the_sample_with_an_optimizer_names_all_its_state() -> None:
     assert len(found.named(Role.OPTIMIZER_STATE)) == 32
     assert found.named(Role.BATCH) == ("features", "labels")
     assert found.named(Role.STEP_COUNTER) == ("step",)
-
-
-def test_damaged_metadata_is_not_believed() -> None:
-    model = _step()
-    set_metadata(model, {"roles": [1], "new_values": {"w_new": 3, "x": "w"}, "gradients": "no"})
-    assert _contract(model).new_values["w_new"] == "w"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.graphs import TUNED, graph_of, open_text, tensor, timeline_of
+from helpers.graphs import TUNED, open_text, tensor
 from helpers.passes import STEP, applied, nodes
 from memplan.errors import UsageError
 from memplan.ir.phases import find_phases
-from memplan.ir.reach import needed_nodes, trained_outputs
+from memplan.ir.reach import trained_outputs
 from memplan.passes.graph_pass import Applied
 from memplan.passes.manager import run_passes
 from memplan.passes.prune import Prune
@@ -90,29 +90,8 @@ def test_globs_that_match_nothing_are_errors() -> None:
         Prune(("*",)).apply(plain, simulate(plain.graph, TUNED))
 
 
-def test_dead_code_and_idle_results_go() -> None:
-    text = """g (float[4] x) => (float[4] y) <float ratio = {0.5}, bool on = {1}, float two = {2}>
-        { [a] y, mask = Dropout(x, ratio, on) [b] c = Mul(x, two) [d] e = Exp(c) }"""
-    model = applied(text, Prune())
-    assert nodes(model) == "a"
-    assert list(model.prepared.proto.graph.node[0].output) == ["y"]
-    assert [t.name for t in model.prepared.proto.graph.initializer] == ["ratio", "on"]
-    found = Prune().apply(open_text(text), timeline_of(text))
-    assert found.note == "2 nodes, 1 unused result"
-    again = Prune().apply(model, simulate(model.graph, TUNED))
-    assert again.model is model
-
-
 def test_what_may_do_more_than_make_its_outputs_stays() -> None:
     text = """g (float[4] x, float[4] buffer) => (float[4] y) <bool[1] e>
         { [a] y = Exp(x) [b] c = Exp(x) [d] e = com.microsoft.InPlaceAccumulatorV2(buffer, c)
           [f] h = Exp(y) }"""
     assert nodes(applied(text, Prune())) == "a b d"
-
-
-def test_needed_nodes() -> None:
-    graph = graph_of(
-        "g (float[4] x) => (float[4] y) { [a] b = Exp(x) [c] d = Exp(x) [e] y = Exp(d) }"
-    )
-    assert needed_nodes(graph, graph.outputs) == {1, 2}
-    assert needed_nodes(graph, [tensor(graph, "b").id]) == {0}

@@ -12,7 +12,6 @@ from helpers.graphs import graph_of, open_text
 from memplan.errors import UsageError
 from memplan.ops.cost import Device
 from memplan.planning.costs import (
-    NodeCosts,
     OpTime,
     by_operator,
     check_costs,
@@ -48,16 +47,6 @@ def test_a_view_has_no_ratio() -> None:
     assert OpTime("Identity", 1, 0.0, 0.0).ratio == 1.0
 
 
-def test_estimates_without_measurements_are_the_roofline() -> None:
-    assert NodeCosts("estimate", BYTES, "cpu").estimate(graph_of(TEXT)) == [
-        NODE,
-        NODE,
-        0.0,
-        NODE,
-        NODE,
-    ]
-
-
 def test_unmeasured_nodes_are_estimated_on_the_scale_of_the_measured_ones() -> None:
     graph = graph_of(TEXT)
     costs = measured_costs("f", graph, BYTES, "cpu", {"a": 0.5 * NODE, "c": 1.5 * NODE, "v": 1.0})
@@ -66,22 +55,6 @@ def test_unmeasured_nodes_are_estimated_on_the_scale_of_the_measured_ones() -> N
     # Nothing like it was measured: the ratio of all that was.
     assert tanh == pytest.approx((2 * NODE + 1) / 2)
     assert costs.measured_nodes(graph) == 3
-
-
-def test_names_that_are_not_there_change_nothing() -> None:
-    graph = graph_of(TEXT)
-    costs = measured_costs("f", graph, BYTES, "cpu", {"other": 7.0})
-    assert costs.estimate(graph) == NodeCosts("f", BYTES, "cpu").estimate(graph)
-    assert costs.measured_nodes(graph) == 0
-
-
-def test_costs_by_hand_need_only_seconds(tmp_path: Path) -> None:
-    path = tmp_path / "costs.json"
-    path.write_text('{"seconds": {"a": 1, "b": 0}}')
-    costs = read_costs(path)
-    assert costs.seconds == {"a": 1.0, "b": 0.0}
-    assert (costs.fingerprint, costs.provider, costs.dims) == (None, None, None)
-    check_costs(costs, open_text(TEXT).prepared, "cuda")
 
 
 def test_costs_of_another_model_dimension_or_provider_are_refused(tmp_path: Path) -> None:

@@ -16,10 +16,9 @@ from memplan.planning.certificate import certificate
 from memplan.planning.labels import labels_of
 from memplan.planning.late_views import late_views
 from memplan.planning.plan import Plan
-from memplan.planning.planner import PlanRequest, make_plan, prepare, without_unread
+from memplan.planning.planner import PlanRequest, make_plan, prepare
 from memplan.simulate.run_order import execution_order
 from memplan.simulate.session import session_kind
-from memplan.solver.evaluate import decide
 from memplan.solver.strategies.builtin import parse_strategy
 
 SECONDS = 30.0  # far more than any of these needs: they end by iterations
@@ -71,19 +70,6 @@ def test_a_plan_from_a_graph() -> None:
     assert plan.predicted_peak_bytes == 5 * KIB + 8
     assert plan.refusals == {"noise": "draws random numbers"}
     assert plan.strategy == "greedy"
-
-
-def test_recomputations_that_nobody_reads_are_taken_out() -> None:
-    """``middle`` once more for nobody goes; ``stash`` once more for ``use`` stays."""
-    graph = graph_of(STEP)
-    prepared = prepare(PlanRequest(graph, TUNED, 8 * KIB, lambda g: [1.0] * len(g.nodes)))
-    problem = prepared.encoded.problem(8 * KIB)
-    ids = {node.name: node.id for node in prepared.extended.graph.nodes}
-    order = problem.order.tolist()
-    assert order[-1] == ids["use"]
-    for again, left in (("middle", order), ("stash", [*order[:-1], ids["stash"], order[-1]])):
-        sequence = np.asarray([*order[:-1], ids[again], order[-1]])
-        assert without_unread(problem, decide(problem, sequence)).sequence.tolist() == left
 
 
 def test_a_plan_that_needs_nothing() -> None:

@@ -101,11 +101,6 @@ def test_no_items_have_no_answers() -> None:
 
 
 @pytest.mark.slow
-def test_there_is_a_core() -> None:
-    assert dict(answers(function("square"), [3])) == {0: 9}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_work_is_done_elsewhere(jobs: int) -> None:
     before = dict(os.environ)

@@ -7,7 +7,6 @@ import onnx
 from memplan.proto.edit import (
     copied,
     leave_out,
-    live_nodes,
     remove_unread,
     rename_reads,
     replace_nodes,
@@ -79,10 +78,6 @@ def test_what_bodies_read_is_read() -> None:
     assert names(model.node) == "a y"
     assert set(defined_names(model)) >= {"x", "c", "a", "y", "s", "r", "q"}
     assert "s" not in set(defined_names(model, bodies=False))
-
-
-def test_live_nodes_keep_their_order() -> None:
-    assert names(live_nodes(graph(DEAD_TAIL).node, ["c"])) == "a b c"
 
 
 def test_an_absent_last_output_is_not_listed() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -60,10 +59,6 @@ class TestCommand:
         assert "tensors larger" in head
         assert "dims: N 64 -> 128" in head
         assert inside("diff", "-q", "old.onnx", "new.onnx", *sizes).stdout.count("\n") == 1
-
-    def test_json(self, inside: Memplan) -> None:
-        done = inside("diff", "old.onnx", "new.onnx", "--dim", "N=64", "--format", "json")
-        assert json.loads(done.stdout)["schema"] == "memplan.diff/1"
 
     @pytest.mark.parametrize(
         ("words", "code", "message"),

@@ -24,7 +24,7 @@ from memplan.report.parts import Report, Table
 from memplan.report.tell.analysis import tell_analysis
 from memplan.report.tell.names import listed
 from memplan.report.tell.rewrite import equivalence_line
-from memplan.report.tell.state import offer_line, state_lines
+from memplan.report.tell.state import state_lines
 from memplan.report.tell.validate import runs_table
 from memplan.report.terminal import tables
 from memplan.report.terminal.tables import shortened
@@ -145,12 +145,3 @@ def test_second_buffers_are_told_with_the_reason() -> None:
 
 def test_nothing_is_said_of_state_in_memory_of_the_run() -> None:
     assert state_lines(analyze(state_step(3)).graph) == []
-
-
-def test_what_binding_would_save_is_offered_in_the_unit_of_the_headline() -> None:
-    found = analyze(state_step(7))
-    bound = found.with_state_in_place()
-    assert bound is not None
-    saved = found.timeline.peak_bytes - bound.peak_bytes
-    assert bool(offer_line(found.timeline, bound)) is (saved > 0)
-    assert offer_line(found.timeline, None) == []

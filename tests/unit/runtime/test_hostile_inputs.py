@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -89,12 +88,6 @@ def test_an_archive_that_cannot_be_unpacked(tmp_path: Path, offset: int, value: 
     path.write_bytes(content)
     with pytest.raises(UsageError, match=r"cannot be read as \.npz"):
         load_inputs(path, graph_of(MODEL))
-
-
-def test_a_pipe_as_inputs_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UsageError, match=r"pipe cannot be read as \.npz: it is not"):
-        load_inputs(tmp_path / "pipe", graph_of(MODEL))
 
 
 @pytest.mark.parametrize(

@@ -49,28 +49,6 @@ def step() -> Explainer:
     return explain(open_text(STEP))
 
 
-def test_the_timeline_of_the_step(step: Explainer) -> None:
-    loss = 4 / KIB
-    # a and b share a buffer; at step 10 (slope) b2, tb, gb, one gradient and the loss.
-    assert [nbytes / KIB for nbytes in step.timeline.dynamic.tolist()] == [
-        1,
-        1,
-        2,
-        3,
-        3,
-        3 + loss,
-        3 + loss,  # mul0 tanh0 mul1 add1 diff mean head
-        3 + loss,
-        4 + loss,
-        4 + loss,
-        4 + loss,  # dw1 db square slope
-        4 + loss,
-        3 + loss,
-        3 + loss,
-        4 + loss,  # da dw0 keep renew
-    ]
-
-
 def test_class_of_every_tensor(step: Explainer) -> None:
     found = {t.name: str(step.class_of(t)) for t in step.graph.tensors}
     assert found == {
@@ -145,54 +123,32 @@ def test_who_holds_what_at_the_peak(step: Explainer) -> None:
     assert (found["gd"].birth, found["gd"].death) == (6, 9)
 
 
-def test_further_readers_are_counted_once_each() -> None:
-    held = at_peak(
-        explain(
-            open_text("""
-    g (float[256] x) => (float[256] y)
-    {
-        [a] a = Neg(x)
-        [big] b = Concat<axis = 0>(x, x, x, x)
-        [sum] s = ReduceSum<keepdims = 0>(b)
-        [b1] c = Mul(a, a)
-        [b2] d = Add(a, c)
-        [b3] e = Add(a, d)
-        [y] y = Add(e, s)
-    }""")
-        )
-    )
-    assert held["a"].held_by == "Mul b1 (forward) and 2 more"
+# A graph, and who holds which tensors at its peak.
+HELD: dict[str, tuple[str, dict[str, str]]] = {
+    "further readers are counted once each": (
+        """g (float[256] x) => (float[256] y) { [a] a = Neg(x)
+        [big] b = Concat<axis = 0>(x, x, x, x) [sum] s = ReduceSum<keepdims = 0>(b)
+        [b1] c = Mul(a, a) [b2] d = Add(a, c) [b3] e = Add(a, d) [y] y = Add(e, s) }""",
+        {"a": "Mul b1 (forward) and 2 more"},
+    ),
+    "nobody": (
+        """g (float[2,256] x) => (float[1,256] y)
+        { [split] p, rest = Split<axis = 0, num_outputs = 2>(x) [n] n = Neg(p) [y] y = Neg(n) }""",
+        {"rest": "unused: held to the end"},
+    ),
+    "what the node of the peak makes names its reader": (
+        """g (float[256] x) => (float[1] y) <int64[1] first = {0}>
+        { [a] a = Neg(x) [b] b = Exp(a) [y] y = ReduceSum(b, first) }""",
+        {"a": "in use by Exp b (loss)", "b": "ReduceSum y (loss)"},
+    ),
+}
 
 
-def test_what_nobody_reads_says_so() -> None:
-    held = at_peak(
-        explain(
-            open_text("""
-    g (float[2,256] x) => (float[1,256] y)
-    {
-        [split] p, unread = Split<axis = 0, num_outputs = 2>(x)
-        [n] n = Neg(p)
-        [y] y = Neg(n)
-    }""")
-        )
-    )
-    assert held["unread"].held_by == "unused: held to the end"
-
-
-def test_what_the_peak_node_makes_names_its_reader() -> None:
-    held = at_peak(
-        explain(
-            open_text("""
-    g (float[256] x) => (float[1] y) <int64[1] first = {0}>
-    {
-        [a] a = Neg(x)
-        [b] b = Exp(a)
-        [y] y = ReduceSum(b, first)
-    }""")
-        )
-    )
-    assert held["a"].held_by == "in use by Exp b (loss)"
-    assert held["b"].held_by == "ReduceSum y (loss)"
+@pytest.mark.parametrize("name", HELD)
+def test_who_holds_it(name: str) -> None:
+    text, holders = HELD[name]
+    found = at_peak(explain(open_text(text)))
+    assert {tensor: found[tensor].held_by for tensor in holders} == holders
 
 
 def test_stashes_with_readers(step: Explainer) -> None:
@@ -209,18 +165,6 @@ def test_stash_bytes_by_module_largest_first() -> None:
         ("blk.1", 2 * KIB),
         ("blk.0", KIB),
     ]
-
-
-def test_a_forward_graph_stashes_nothing() -> None:
-    found = explain(
-        open_text("""
-    g (float[256] x) => (float loss)
-    {
-        [a] a = Neg(x)
-        [loss] loss = ReduceSum<keepdims = 0>(a)
-    }""")
-    )
-    assert found.stashes() == []
 
 
 def test_the_analysis_carries_the_same(step: Explainer) -> None:

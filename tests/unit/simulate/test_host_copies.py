@@ -11,10 +11,6 @@ from helpers.proofs import proof
 from memplan.errors import ModelError
 from memplan.proto.model_checks import find_fault, host_copies
 from memplan.simulate.floor import structural_floor
-from memplan.simulate.opened import on_devices
-from memplan.simulate.pattern import later_runs
-from memplan.simulate.session import session_kind
-from memplan.simulate.timeline import simulate
 
 # KiB: x 1, a 1, wide 4.
 COPIED = """
@@ -45,14 +41,6 @@ def test_host_copies_take_nothing_of_the_device() -> None:
     ]
 
 
-def test_placed_and_unplaced_they_are_counted_alike() -> None:
-    model = on_devices(open_text(COPIED), CUDA)
-    assert model.devices is not None
-    assert not model.devices.copies
-    placed = simulate(model.graph, CUDA, model.devices)
-    assert placed.dynamic.tolist() == timeline_of(COPIED, CUDA).dynamic.tolist()
-
-
 def test_on_the_cpu_there_is_one_memory() -> None:
     assert timeline_of(COPIED, TUNED).dynamic_peak_bytes == 6 * 1024
     assert timeline_of(COPIED, TUNED).host is None
@@ -63,12 +51,6 @@ def test_the_floor_is_the_devices() -> None:
     floor = structural_floor(timeline.graph, timeline)
     plain = timeline_of(PLAIN, CUDA)
     assert floor.nbytes == structural_floor(plain.graph, plain).nbytes == 5 * 1024
-
-
-def test_later_runs_of_plain_sessions_leave_host_copies_out() -> None:
-    kind = session_kind("default", "cuda")
-    with_copies, without = (later_runs(timeline_of(text, kind)) for text in (COPIED, PLAIN))
-    assert with_copies.dynamic_peak_bytes <= without.dynamic_peak_bytes + 1024
 
 
 def test_types_of_copies_follow_from_what_they_copy() -> None:

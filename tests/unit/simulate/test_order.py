@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import onnx
+import pytest
 from hypothesis import HealthCheck, given, settings
 
 from helpers.graphs import TUNED, graph_of, names, open_text
@@ -20,76 +21,42 @@ def ran(text: str, *, default: bool = False) -> list[str]:
     return names(graph, execution_order(graph, DEFAULT if default else TUNED))
 
 
-FORK = """
-g (float[4] x) => (float[4] y, float[4] z)
-{
-    [root] r = Abs(x)
-    [left] l = Neg(r)
-    [right] s = Exp(r)
-    [join] y = Add(l, s)
-    [leaf] z = Relu(l)
-}"""
+FORK = """g (float[4] x) => (float[4] y, float[4] z) {
+  [root] r = Abs(x) [left] l = Neg(r) [right] s = Exp(r) [join] y = Add(l, s)
+  [leaf] z = Relu(l) }"""
+SHAPES = """g (float[4] x) => (float[4] c, int64[1] of_x, int64[1] of_a, int64 of_b) {
+  [a] a = Abs(x) [b] b = Neg(a) [c] c = Exp(b) [size_b] of_b = Size(b)
+  [shape_a] of_a = Shape(a) [shape_x] of_x = Shape(x) }"""
+JOIN = """g (float[4] x) => (float[4] y) {
+  [first] a = Abs(x) [second] b = Neg(x) [third] c = Exp(x) [join] y = Sum(b, a, c) }"""
+GRADIENTS = """g (float[4] x, float[4] w) => (float[4] dw1, float[4] dw2, float[4] dx) {
+  [f1] a = Abs(x) [f2] b = Neg(a) [dw2] dw2 = Mul(b, w) [b2] g = Exp(b) [dw1] dw1 = Mul(g, a)
+  [b1] dx = Neg(g) }"""
 
 
-def test_priority_order_is_the_file_order() -> None:
-    assert ran(FORK) == ["root", "left", "right", "join", "leaf"]
+@pytest.mark.parametrize(
+    ("text", "order"),
+    [
+        (FORK, "root left right join leaf"),  # that of the file
+        (SHAPES, "shape_x a shape_a b size_b c"),  # as soon as their input is there
+        (GRADIENTS, "f1 f2 dw2 b2 dw1 b1"),
+    ],
+)
+def test_priority_order(text: str, order: str) -> None:
+    assert ran(text) == order.split()
 
 
-def test_priority_order_runs_shape_and_size_as_soon_as_their_input_is_there() -> None:
-    text = """
-    g (float[4] x) => (float[4] c, int64[1] of_x, int64[1] of_a, int64 of_b)
-    {
-        [a] a = Abs(x)
-        [b] b = Neg(a)
-        [c] c = Exp(b)
-        [size_b] of_b = Size(b)
-        [shape_a] of_a = Shape(a)
-        [shape_x] of_x = Shape(x)
-    }"""
-    assert ran(text) == ["shape_x", "a", "shape_a", "b", "size_b", "c"]
-
-
-def test_constants_are_no_nodes() -> None:
-    text = """
-    g (float[4] x) => (float[4] y)
-    {
-        [c] c = Constant<value_float = 2.0>()
-        [y] y = Mul(x, c)
-    }"""
-    assert ran(text) == ["y"]
-
-
-def test_default_order_visits_leaves_and_producers_last_index_first() -> None:
-    # From the last leaf: leaf needs left needs root. Then join needs left (done) and right.
-    assert ran(FORK, default=True) == ["root", "left", "leaf", "right", "join"]
-
-
-def test_default_order_takes_the_producer_with_the_highest_index_first() -> None:
-    text = """
-    g (float[4] x) => (float[4] y)
-    {
-        [first] a = Abs(x)
-        [second] b = Neg(x)
-        [third] c = Exp(x)
-        [join] y = Sum(b, a, c)
-    }"""
-    assert ran(text, default=True) == ["third", "second", "first", "join"]
-
-
-def test_default_order_delays_weight_gradients_to_the_end_in_reverse() -> None:
-    text = """
-    g (float[4] x, float[4] w) => (float[4] dw1, float[4] dw2, float[4] dx)
-    {
-        [f1] a = Abs(x)
-        [f2] b = Neg(a)
-        [dw2] dw2 = Mul(b, w)
-        [b2] g = Exp(b)
-        [dw1] dw1 = Mul(g, a)
-        [b1] dx = Neg(g)
-    }"""
-    assert ran(text) == ["f1", "f2", "dw2", "b2", "dw1", "b1"]
-    # dx, the last leaf, comes first; dw2, the first one, last.
-    assert ran(text, default=True) == ["f1", "f2", "b2", "b1", "dw1", "dw2"]
+@pytest.mark.parametrize(
+    ("text", "order"),
+    [
+        # From the last leaf: leaf needs left needs root. Then join needs left (done) and right.
+        (FORK, "root left leaf right join"),
+        (JOIN, "third second first join"),  # the producer with the highest index first
+        (GRADIENTS, "f1 f2 b2 b1 dw1 dw2"),  # dx, the last leaf, comes first; dw2, the first, last
+    ],
+)
+def test_default_order(text: str, order: str) -> None:
+    assert ran(text, default=True) == order.split()
 
 
 def check_topological(graph: Graph, order: list[int]) -> None:

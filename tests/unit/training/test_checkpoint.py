@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import tracemalloc
 import zipfile
 from collections.abc import Callable
@@ -220,14 +219,3 @@ def test_a_bomb_in_a_checkpoint_is_told_by_its_header(
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
-
-
-def test_a_pipe_as_a_checkpoint_is_refused_and_not_waited_for(
-    step: StepFile, tmp_path: Path
-) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UsageError, match="not a regular file"):
-        load_checkpoint(tmp_path / "pipe", wanted_of(step))
-    (tmp_path / "zero").symlink_to("/dev/zero")
-    with pytest.raises(UsageError, match="not a regular file"):
-        load_checkpoint(tmp_path / "zero", wanted_of(step))

@@ -140,27 +140,6 @@ def test_weights_beside_the_file_or_nowhere(tmp_path: Path) -> None:
     assert "first.weight" in names(nowhere.model.graph.input)
 
 
-def test_frozen_parameters_are_constants_and_keep_nothing() -> None:
-    frozen = step(optimizer=True)
-    for parameter in (*frozen.model.first.parameters(), frozen.model.first_square):
-        parameter.requires_grad = False
-    capture = captured(frozen)
-    assert capture.frozen == ("first_square", "first.weight", "first.bias")
-    assert "first.weight" not in names(capture.model.graph.input)
-    assert "first.weight" in names(capture.model.graph.initializer)
-    assert not any("first.weight_" in name for name in names(capture.model.graph.output))
-
-
-def test_json_holds_what_the_text_says(tmp_path: Path) -> None:
-    found = captured(step(optimizer=True), output=tmp_path / "step.onnx").as_json()
-    found = json.loads(json.dumps(found))
-    assert found["schema"] == "memplan.capture/1"
-    assert found["batch"] == {"x": ["5", "4"], "labels": ["5"]}
-    assert found["optimizer"] == "AdamW"
-    assert found["output"] == str(tmp_path / "step.onnx")
-    assert isinstance(found["weight_bytes"], int)
-
-
 CLASSES = (torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))
 
 
@@ -259,28 +238,6 @@ def test_evaluation_mode_is_noticed() -> None:
     given.model.eval()
     capture = captured(given)
     assert any("call model.train()" in note for note in capture.notes)
-
-
-class Branching(nn.Module):  # type: ignore[name-defined,misc]
-    """What torch.export refuses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x: Any) -> Any:
-        y = self.layer(x)
-        return y.sum() if y.sum() > 0 else -y.sum()
-
-
-def test_a_refused_model_is_told_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ModelError) as raised:
-        captured(memplan.TorchStep(Branching(), None, torch.randn(2, 4)))
-    assert raised.value.message.startswith("torch.export refuses the model: ")
-    assert "data-dependent" in raised.value.message
-    assert "\n" not in raised.value.message
-    assert "torch.where" in raised.value.hint
-    assert capfd.readouterr().err == ""
 
 
 def failing(model: Any, x: Any) -> Any:

@@ -10,7 +10,6 @@ import pytest
 
 from helpers.graphs import parse
 from helpers.locks import an_entry, held, today
-from helpers.models import DIMS, each, sample_models
 from helpers.odd_models import saved
 from memplan.api import versions
 from memplan.api.check.checking import CheckResult
@@ -95,8 +94,3 @@ def reads_back(file: Path, dims: dict[str, int], folder: Path) -> None:
 @pytest.mark.parametrize("name", ON_THE_HOST)
 def test_cuda_locks_of_graphs_with_host_tensors(name: str, tmp_path: Path) -> None:
     reads_back(saved(parse(ON_THE_HOST[name]), tmp_path), {}, tmp_path)
-
-
-@pytest.mark.parametrize("path", each(sample_models()))
-def test_cuda_locks_of_the_samples(path: Path, tmp_path: Path) -> None:
-    reads_back(path, DIMS.get(path.stem, {}), tmp_path)

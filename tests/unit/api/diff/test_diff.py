@@ -156,12 +156,6 @@ def test_a_layer_more_under_other_names() -> None:
     assert (weight.change, weight.delta_bytes) == (Change.APPEARED, 4 * KIB)
 
 
-def test_a_tensor_that_can_no_longer_be_in_place() -> None:
-    inside = "a0 = MatMul(x, wa) a1 = Neg(a0) h = Tanh(a1)"
-    held = "a0 = MatMul(x, wa) a1 = Neg(a0) a2 = Tanh(a1) h = Add(a2, a0)"
-    sums(diff(built(inside, names="a"), built(held, names="a")))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "how"), [(long_skips, How.RECOMPUTED), (with_dropout, How.REBUILT)]

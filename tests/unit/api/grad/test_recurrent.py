@@ -11,24 +11,11 @@ from onnx import helper, numpy_helper
 
 import memplan
 from helpers.gradients import draw, reference, runtime, single
-from helpers.recurrent_layers import BATCH, layer
-from helpers.running import Memplan
+from helpers.recurrent_layers import layer
 from memplan.api.grad.differentiate import grad
 from memplan.api.grad.training_graph import GradOptions
 from memplan.autodiff.backward import Request, build_gradients
 from memplan.errors import ModelError
-
-
-@pytest.fixture
-def run(inside: Memplan, tmp_path: Path) -> Memplan:
-    onnx.save(layer(), tmp_path / "f.onnx")
-    return inside
-
-
-def test_report(run: Memplan) -> None:
-    result = run("grad", "f.onnx", "-o", "t.onnx", "--loss", "loss", "--dim", f"N={BATCH}")
-    assert result.returncode == 0, result.stderr
-    assert "gradients of 3 tensors: W, R, B" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -203,12 +203,6 @@ def test_gradient_of_the_sum_by_default() -> None:
     np.testing.assert_allclose(found["w_grad"], x.sum(axis=0), rtol=1e-5)
 
 
-def test_names_that_are_taken() -> None:
-    text = TWO.replace("h = Mul", "w_grad = Neg(w) h = Mul")
-    model = memplan.gradients(parse(text), "z", "w")
-    assert [value.name for value in model.graph.output] == ["y", "z", "w_grad_1"]
-
-
 @pytest.mark.parametrize(
     ("ys", "xs", "error"),
     [

@@ -114,17 +114,6 @@ def test_module_graphs(run: Memplan, tmp_path: Path) -> None:
 # -- refusals ----------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_lowered_is_listed_whole(run: Memplan, tmp_path: Path) -> None:
-    model = made.training_model()
-    for k, op in enumerate(("NcclAllReduce", "NcclReduceScatter", "NcclAllReduce")):
-        model.graph.node.add(
-            op_type=op, domain="com.microsoft", name=f"odd{k}", input=["x"], output=[f"odd{k}"]
-        )
-    onnx.save(model, tmp_path / "odd.onnx")
-    words = ("NcclAllReduce (2x, first 'odd0')", "NcclReduceScatter (1x, first 'odd1')")
-    assert_harmless(run, tmp_path, EXIT_MODEL, words, "lower", "odd.onnx", "-o", "step.onnx")
-
-
 def test_other_commands_point_here(run: Memplan, tmp_path: Path) -> None:
     """Those that stock ONNX Runtime, or ONNX, would refuse the file in."""
     words = ("onnxruntime-training", "memplan lower")

@@ -146,22 +146,3 @@ def test_of_what_is_to_be_lowest_floors_say_what_is_left() -> None:
     every = {"a": [0.4, 0.4, 0.4], "b": [0.3, 0.5], "c": [0.2] * 9}
     found, looked, _ = taken(every, 60.0, lowest=True, prepared=prepared)
     assert (found.peak_bytes, looked) == (50, [*"abc", "b"])
-
-
-def test_the_better_half_is_looked_at_twice_as_long_in_every_round() -> None:
-    """4 x 1 + 2 x 2 + 4 + 8 + 16 seconds."""
-    every = {name: [cost] * 30 for name, cost in zip("abcd", (0.5, 0.4, 0.3, 0.6), strict=True)}
-    assert taken(every, 36.0)[1] == [*"abcd", *"cb", *"ccc"]
-
-
-def test_what_has_no_plan_yet_is_looked_at_once_the_others_are_over() -> None:
-    assert taken({"a": [None, 0.1], "b": [0.4, 0.4]}, 36.0)[1] == [*"ab", "b", "a"]
-
-
-def test_until_there_is_a_plan_the_next_candidate_is_looked_at_a_little_late() -> None:
-    found, looked, _ = taken({"a": [None, None], "b": [0.5, 0.4]}, 0.5)
-    assert (cost(found), looked[:2]) == (0.5, ["a", "b"])
-
-
-def test_of_two_plans_of_one_candidate_the_better_stays() -> None:
-    assert cost(taken({"a": [0.2, 0.6], "b": [0.3, 0.7]}, 30.0)[0]) == 0.2

@@ -11,7 +11,6 @@ from helpers.chunking import head, layered
 from helpers.graphs import parse
 from memplan.api.rewrite.cheapest import LATE
 from memplan.api.rewrite.rewriting import Rewrite, RewriteOptions, rewrite
-from memplan.errors import UsageError
 from memplan.passes.chunk.choose_chunks import ChunkRegions
 from memplan.proto.metadata import CHUNKED, get_metadata
 from memplan.report.tell.rewrite import equivalence_line
@@ -103,11 +102,6 @@ def test_a_plan_without_chunks_is_taken_where_it_is_cheaper(layers: Path) -> Non
     assert result.chunk_cost == 0
     assert result.equivalence.proved
     assert any(note.startswith("no chunks: tried without:") for note in result.assumptions)
-
-
-def test_what_is_no_number_is_refused(model: Path) -> None:
-    with pytest.raises(UsageError, match="expected a number of chunks"):
-        rewritten(model, "some")
 
 
 def test_without_time_the_first_kind_of_chunks_that_fits_is_taken(layers: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -211,11 +210,6 @@ def test_a_result_over_the_budget_is_refused(chain: tuple[Path, PlanFile]) -> No
         replay(chain[0], chain[1], budget="50%", dry_run=True)
 
 
-def test_a_plan_of_another_model_is_refused(chain: tuple[Path, PlanFile]) -> None:
-    with pytest.raises(PlanError, match="the plan was made for another graph"):
-        replay(SAMPLES / "mlp_adamw.onnx", chain[1], dry_run=True)
-
-
 def sealed(data: dict[str, Any]) -> PlanFile:
     """The plan in an edited JSON object, under a digest of its own."""
     data.pop("digest", None)
@@ -285,16 +279,6 @@ def test_state_that_a_plan_was_not_made_for_is_no_bug_of_ours(tmp_path: Path) ->
     data = json.loads(rewrite(model, asked, dry_run=True).record.text())
     data["settings"]["state"] = ["in-place"]
     with pytest.raises(PlanError):
-        replay(model, sealed(data), dry_run=True)
-
-
-@pytest.mark.rejects
-def test_forms_in_a_wrong_order_are_found() -> None:
-    model = SAMPLES / "gpt_dropout.onnx"
-    data = json.loads(rewrite(model, options("60%"), dry_run=True).record.text())
-    assert any(isinstance(step, dict) for step in data["sequence"])
-    random.Random(1).shuffle(data["sequence"])
-    with pytest.raises(PlanError, match="the plan does not hold"):
         replay(model, sealed(data), dry_run=True)
 
 

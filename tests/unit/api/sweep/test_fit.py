@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from helpers.sweeps import NO_PLAN, footprint, planned, search
-from memplan.api.sweep.fit import LARGEST, caveats, in_words, next_numbers
+from memplan.api.sweep.fit import LARGEST, caveats, in_words
 from memplan.api.sweep.point import Answer, Failure
 from memplan.errors import EXIT_MODEL
 
@@ -51,24 +51,6 @@ def test_plans_are_made_only_from_what_fits_as_it_is_on() -> None:
     assert max(plans) == 251  # the first whose floor is too high, which fusions might lower
     assert len(plans) <= 15
     assert len(asked) - len(plans) <= 30
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "wanted"),
-    [
-        (0, None, (1, 2, 4)),
-        (4, None, (8, 16, 32)),
-        (4, 5, ()),
-        (0, 1, ()),
-        (4, 6, (5,)),
-        (4, 8, (5, 6, 7)),
-        (100, 200, (125, 150, 175)),
-        (LARGEST - 1, None, (LARGEST,)),
-        (LARGEST, None, ()),
-    ],
-)
-def test_next_numbers(low: int, high: int | None, wanted: tuple[int, ...]) -> None:
-    assert next_numbers(low, high) == wanted
 
 
 def flat(value: int) -> Answer:

@@ -21,11 +21,9 @@ from helpers.lowering import (
     some,
 )
 from memplan.errors import ModelError, UsageError
-from memplan.ir.contract import find_contract
-from memplan.ir.graph import Phase
 from memplan.ir.roles import Role
 from memplan.proto.edit import copied
-from memplan.proto.metadata import FORWARD_KEY, PHASE_KEY, get_metadata, node_metadata
+from memplan.proto.metadata import get_metadata
 
 pytestmark = pytest.mark.ort
 STEP = 1e-2
@@ -88,25 +86,6 @@ def test_the_contract_is_in_the_file() -> None:
     assert roles["output"] is Role.OUTPUT
 
 
-def test_what_reads_the_contract_believes_it() -> None:
-    from helpers.graphs import open_text
-
-    model = lowered(made.training_model()).model
-    opened = open_text(model, dims={"N": 5})
-    contract = find_contract(opened.graph, opened.phases, get_metadata(model))
-    assert contract.stated
-    assert contract.loss == made.LOSS
-    assert set(contract.gradients.values()) == set(made.TRAINED)
-
-
-def test_phases_are_told() -> None:
-    graph = lowered(made.training_model()).model.graph
-    told = {item.name: node_metadata(item) for item in graph.node}
-    assert PHASE_KEY not in told["/fc1/Gemm"]
-    new = [data for name, data in told.items() if name.startswith("/Relu/")]
-    assert {PHASE_KEY: Phase.BACKWARD, FORWARD_KEY: "/Relu"} in new
-
-
 def test_a_flag_that_is_read() -> None:
     """What is added up in place is not there any more."""
     model = made.training_model()
@@ -144,27 +123,6 @@ def test_a_gradient_of_another_name_gets_its_own() -> None:
     np.testing.assert_array_equal(
         runtime(found.model, made.feeds())["fc1.bias_grad"], wanted["fc1.bias_grad"]
     )
-
-
-def test_stored_parameters_are_defaults() -> None:
-    model, feeds = made.training_model(), made.feeds()
-    kept = [v for v in model.graph.input if v.name not in made.SIZES]
-    copies = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in kept]
-    del model.graph.input[:]
-    model.graph.input.extend(copies)
-    model.graph.initializer.extend(
-        onnx.numpy_helper.from_array(feeds[name], name) for name in made.SIZES
-    )
-    found = lowered(model)
-    given = names(found.model.graph.input)
-    assert given == ["x", "labels", *made.TRAINED]  # the frozen one stays a constant
-    batch = {name: feeds[name] for name in ("x", "labels")}
-    values = runtime(found.model, batch)
-    wanted = runtime(lowered(made.training_model()).model, feeds)
-    for name, value in wanted.items():
-        np.testing.assert_allclose(values[name], value, rtol=1e-5, atol=1e-6)
-    moved = runtime(found.model, {**batch, "fc2.bias": feeds["fc2.bias"] + 1})
-    assert (moved["output"] > values["output"]).all()
 
 
 def test_running_statistics_are_outputs() -> None:

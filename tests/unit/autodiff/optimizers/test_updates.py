@@ -13,7 +13,7 @@ from helpers.gradients import Array, draw, reference, runtime
 from helpers.graphs import open_text, parse
 from memplan.api.grad.differentiate import grad
 from memplan.api.grad.training_graph import GradOptions, TrainingGraph
-from memplan.autodiff.optimizers.formulas import KINDS, parse_optimizer
+from memplan.autodiff.optimizers.formulas import KINDS
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.errors import UsageError
 from memplan.ir.contract import find_contract
@@ -141,16 +141,6 @@ def test_the_file_says_what_everything_is(optimizer: str) -> None:
     assert {opened.graph.tensors[t].name for t in phases.parameters} == set(SHAPES)
     for node in opened.graph.nodes:
         assert (phases.of[node.id] is Phase.UPDATE) == ("/update/" in node.name)
-
-
-def test_without_an_optimizer_gradients_are_what_is_told() -> None:
-    made = trained("none")
-    assert made.contract.gradients == {f"{name}_grad": name for name in made.wrt}
-    assert not made.new_values
-    opened = open_text(made.model)
-    found = find_contract(opened.graph, opened.phases, get_metadata(made.model))
-    assert found.gradients == made.contract.gradients
-    assert found.roles == made.contract.roles
 
 
 def test_data_that_is_differentiated_by_beside_weights_stays_data() -> None:
@@ -292,12 +282,6 @@ BAD = [
 def test_options_that_do_not_go_together(optimizer: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         trained(optimizer)
-
-
-def test_options() -> None:
-    found: Any = parse_optimizer("adamw{beta1=0.8, weight_decay=0.1}")
-    assert (found.beta1, found.beta2, found.weight_decay) == (0.8, 0.999, 0.1)
-    assert parse_optimizer("none") is None
 
 
 @pytest.mark.ort

@@ -123,15 +123,6 @@ def test_random_masks_are_stored() -> None:
         recompute_in_scans(trained, "d+d/1")
 
 
-def test_what_the_backward_reads_is_stored() -> None:
-    model = onnx.parser.parse_model(
-        RNN.replace("[act] next = Tanh(z)", "[e] e = Exp(z) [t] t = Tanh(e) next = Mul(t, e)")
-    )
-    trained = build_gradients(model, Request(("last",), ("w", "r", "b")))
-    (pair,) = pairs_of(reopened(trained))
-    assert ([item.tensor for item in pair.stored], pair.step_bytes) == (["h", "e", "t"], 96)
-
-
 def test_operators_without_a_rule_in_a_body_are_named() -> None:
     text = RNN.replace("[act] next = Tanh(z)", "[n] y = com.x.Foo(z) [act] next = com.x.Bar(y)")
     model = onnx.parser.parse_model(text.replace('["" : 20]', '["" : 20, "com.x" : 1]'))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import onnx
 import pytest
 
@@ -13,7 +11,6 @@ from helpers.graphs import REUSING, TUNED, parse
 from helpers.problems import Clock
 from helpers.proofs import proof
 from memplan.deadline import Deadline
-from memplan.equivalence.prove import Side, prove, reference_side
 from memplan.errors import UsageError
 from memplan.passes.chunk.asked import LAYERS, NO_TIME, REGIONS, Asked, Room, parse_chunks
 from memplan.passes.chunk.choose_chunks import ChunkRegions
@@ -105,21 +102,6 @@ def test_other_sessions_and_opsets_are_left_alone() -> None:
         "{ [n] y = Exp(x) }"
     )
     assert "opset" in ChunkRegions().apply(old.model, old.timeline).note
-
-
-def test_symbolic_dimensions_are_bound_in_the_file() -> None:
-    text = BIG.replace("float[2048, 8] x", "float[N, 8] x").replace(
-        "int64[2048] labels", "int64[N] labels"
-    )
-    state = state_from(text, dims={"N": 2048})
-    found = ChunkRegions().apply(state.model, state.timeline)
-    shapes = {
-        v.name: v.type.tensor_type.shape.dim[0] for v in found.model.prepared.proto.graph.input
-    }
-    assert shapes["x"].dim_value == 2048
-    proto = found.model.prepared.proto
-    assert proof(state.model.prepared.bound, proto).reason is None
-    assert prove(reference_side(state.model.prepared, proto), Side(proto, Path())).reason is None
 
 
 SEQUENCES = """

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import memplan
-from helpers.chunking import Array, by_pass, drawn, layered, products, runs, state_from
+from helpers.chunking import by_pass, drawn, layered, products, runs, state_from
 from helpers.graphs import parse
 from helpers.proofs import proof
 from memplan.deadline import Deadline
@@ -24,17 +24,6 @@ from memplan.passes.chunk.turn import Turn, turns
 def turns_of(state: State, axis: int = 0) -> list[Turn]:
     seed = seeds(state, 0)[0]
     return list(turns(facts_of(state.model), state.model.phases.forward, seed, axis))
-
-
-def given(model: onnx.ModelProto) -> dict[str, Array]:
-    """Inputs, a third of the rows of no account."""
-    source = np.random.default_rng(0)
-    feeds: dict[str, Array] = {}
-    for value in model.graph.input:
-        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-        feeds[value.name] = source.standard_normal(shape).astype(np.float32) / 4
-    feeds["mask"] = (source.random(feeds["mask"].shape) > 1 / 3).astype(np.float32)
-    return feeds
 
 
 def test_regions_grow_from_the_loss_and_have_forward_and_backward_together() -> None:
@@ -118,18 +107,3 @@ def test_what_needs_the_whole_batch_keeps_layers_together() -> None:
         assert proof(before.model.prepared.proto, after.model.prepared.proto).reason is None
         for name, value in runs(after.model, feeds).items():
             np.testing.assert_allclose(value, expected[name], rtol=1e-4, err_msg=name)
-
-
-@pytest.mark.ort
-def test_results_are_those_of_the_whole() -> None:
-    model = layered()
-    before = state_from(model)
-    feeds = given(model)
-    expected = runs(before.model, feeds)
-    for turn in turns_of(before):
-        after = chunked(before, [turn.region], 4)
-        for name, value in runs(after.model, feeds).items():
-            np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
-        found = proof(before.model.prepared.proto, after.model.prepared.proto)
-        assert found.reason is None
-        assert found.rounded

@@ -111,8 +111,8 @@ def saved(tmp_path: Path) -> Path:
 
 
 def options(budget: str, **more: str) -> RewriteOptions:
-    """Without fusions, in a second."""
-    return RewriteOptions(parse_size(budget), optimize="none", time_limit=1.0, **more)  # type: ignore[arg-type]
+    """Without fusions; the search ends where it is certified, not by the clock."""
+    return RewriteOptions(parse_size(budget), optimize="none", time_limit=60.0, **more)  # type: ignore[arg-type]
 
 
 def test_analysis(saved: Path) -> None:

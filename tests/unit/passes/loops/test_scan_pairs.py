@@ -7,10 +7,8 @@ import onnx
 import onnx.parser
 import pytest
 
-import memplan
 from helpers.gradients import runtime
 from helpers.loops import pairs_of, recompute_in_scans, reopened
-from helpers.recurrent_layers import BATCH, HIDDEN, STEPS, WIDTH, layer
 from helpers.scans import model_of_text
 from memplan.errors import UsageError
 
@@ -21,30 +19,6 @@ def same_bits(one: onnx.ModelProto, other: onnx.ModelProto, feeds: dict[str, np.
     assert before.keys() == after.keys()
     for name, array in before.items():
         assert array.tobytes() == after[name].tobytes(), name
-
-
-@pytest.mark.parametrize(
-    ("op", "wish", "stored"),
-    [
-        ("LSTM", "all", 2),
-        ("LSTM", "auto", 5),
-        ("LSTM", "*", 2),
-        ("GRU", "all", 1),
-        ("GRU", "auto", 4),
-        ("GRU", "*", 1),
-    ],
-)
-def test_layers_of_onnx(op: str, wish: str, stored: int) -> None:
-    """With everything recomputed the states alone are stored, and the product of inputs and weights
-    is not kept, which names of the cell do not reach; no node comes or goes outside the loops."""
-    plain = memplan.gradients(layer(op), "loss", ["W", "R", "B"])
-    rewritten = recompute_in_scans(plain, wish, N=BATCH)
-    (found,) = pairs_of(reopened(rewritten, N=1))
-    assert found.step_bytes == stored * HIDDEN * 4
-    assert [s.tensor for s in found.sequences] == (["rnn/forward/x"] if wish == "*" else [])
-    assert {n.name for n in rewritten.graph.node} == {n.name for n in plain.graph.node}
-    feeds = {"x": np.random.default_rng(0).normal(size=(STEPS, BATCH, WIDTH)).astype(np.float32)}
-    same_bits(plain, rewritten, feeds)
 
 
 FOREIGN = """

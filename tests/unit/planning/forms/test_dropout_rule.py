@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from helpers.graphs import TUNED, names, node, open_text, tensor
+from helpers.graphs import TUNED, node, open_text, tensor
 from helpers.plans import estimate
 from memplan.ops.memory import refusal
 from memplan.planning.encode_problem import Encoded, encode
@@ -48,31 +48,6 @@ def encoded(found: Extended, keep: frozenset[int] = frozenset()) -> Encoded:
     """The problem of a graph with its rules; every node costs a second."""
     live = replace(found.graph, nodes=found.graph.nodes[: found.first_dormant])
     return encode(found, simulate(live, TUNED), [1.0] * len(found.graph.nodes), keep)
-
-
-@pytest.mark.parametrize(("provider", "last"), [("cpu", "Div"), ("cuda", "Mul")])
-def test_the_rule_adds_dormant_nodes_behind_the_graph(provider: str, last: str) -> None:
-    """(cast(mask) · a) / (1 - ratio), in the order of the kernel; on CUDA times the inverse."""
-    found = dropped(provider=provider)
-    graph = found.graph
-    assert found.first_dormant == 5
-    assert names(graph, range(5)) == ["a", "drop", "b", "mf", "y"]
-    rule = [
-        (
-            n.op,
-            *(graph.tensors[t].name.removeprefix("drop/rebuild_") for t in (*n.inputs, *n.outputs)),
-        )
-        for n in graph.nodes[5:]
-    ]
-    assert rule == [
-        ("Cast", "m", "mask"),
-        ("Mul", "mask", "a", "kept"),
-        (last, "kept", "scale", "d"),
-    ]
-    made = [n.name for n in graph.nodes[5:]]
-    assert made == ["drop/rebuild_cast", "drop/rebuild_mul", "drop/rebuild_scale"]
-    assert dict(graph.nodes[5].attributes) == {"to": 1}
-    assert len(graph.metadata) == len(graph.nodes)
 
 
 ONE = np.float32(1)

@@ -13,10 +13,8 @@ from helpers.offloading import CUDA, DRAWN, deep
 from helpers.plans import checked
 from memplan.equivalence.prove import Side, prove, reference_side
 from memplan.errors import InfeasibleError
-from memplan.ir.graph import Graph
 from memplan.ops.cost import DEVICES, copy_seconds, node_costs
 from memplan.planning.apply import apply_plan
-from memplan.planning.forms.extend_graph import extend
 from memplan.planning.forms.on_host import ON_HOST, offloadable
 from memplan.planning.forms.packed_masks import PACKED
 from memplan.planning.plan import Plan, Rejected
@@ -183,18 +181,6 @@ def test_greedy_offloads_and_published_strategies_recompute_alone() -> None:
         assert bool(plan.offloaded) == (name == "greedy")
 
 
-def test_what_can_be_recomputed_too_has_two_makers_and_what_was_drawn_one() -> None:
-    bench = Bench()
-    graph = bench.model.graph
-    encoded = bench.prepared(bench.whole).encoded
-    forms, arrays = {form.tensor: form for form in encoded.forms}, encoded.arrays
-    for name, others in (("r", 0), ("b", 1)):
-        form = forms[tensor(graph, name).id]
-        span = slice(arrays.other_start[form.tensor], arrays.other_start[form.tensor + 1])
-        assert (arrays.maker[form.tensor] == form.decode) == (others == 0)
-        assert arrays.others[span].tolist() == [form.decode] * others
-
-
 def test_no_plan_has_a_copy_that_nobody_reads_back() -> None:
     bench = Bench(deep(size=256))
     for share in (0.7, 0.8, 0.9):
@@ -272,19 +258,6 @@ def test_no_such_file_is_for_the_cpu(drawn: tuple[Bench, Plan]) -> None:
     bench, plan = drawn
     with pytest.raises(Rejected, match="CUDA sessions"):
         checked(bench.model.prepared, bench.written(plan), plan, TUNED)
-
-
-def test_a_graph_that_is_extended_twice_has_other_names() -> None:
-    graph: Graph = graph_of(DRAWN)
-    stash = frozenset({tensor(graph, "r").id})
-    first = extend(graph, {}, "cuda", offload=stash)
-    second = extend(first.graph, {}, "cuda", offload=stash)
-    assert [n.name for n in second.graph.nodes[-4:]] == [
-        "r/offload_out",
-        "r/offload_back",
-        "r/offload2_out",
-        "r/offload2_back",
-    ]
 
 
 MIXED = """

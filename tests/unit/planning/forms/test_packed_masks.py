@@ -17,12 +17,6 @@ from memplan.planning.forms.packed_masks import PACKED
 from memplan.planning.planner import PlanRequest, make_plan, prepare
 from memplan.shapes.fold import small_constants
 from memplan.simulate.opened import OpenModel
-from memplan.solver.bound.milp import Effort
-from memplan.solver.evaluate import decide
-from memplan.solver.forms import with_forms, without_forms
-from memplan.solver.problem import NONE, Problem
-from memplan.solver.search.lowest_peak import lowest_peak
-from memplan.solver.search.params import SearchOptions
 from memplan.solver.strategies.builtin import parse_strategy
 
 PACKS = frozenset({PACKED})
@@ -107,37 +101,9 @@ def test_operators_that_the_provider_has(provider: str, last: str) -> None:
     assert mask.id not in found.makers
 
 
-def problem_of(model: OpenModel, budget: int = 1 << 40, forms: frozenset[str] = PACKS) -> Problem:
-    return prepare(request_for(model, budget, forms=forms)).encoded.problem(budget)
-
-
 def request_for(model: OpenModel, budget: int, forms: frozenset[str] = PACKS) -> PlanRequest:
     values = small_constants(model.prepared.bound.graph)
     return PlanRequest(model.graph, TUNED, budget, estimate, values, forms=forms)
-
-
-def test_all_packs_and_none() -> None:
-    problem = problem_of(model_of())
-    assert len(problem.forms) == 3
-    full = with_forms(problem, problem.order)
-    assert len(full) == len(problem.order) + sum(len(form.encode) for form in problem.forms)
-    assert np.array_equal(with_forms(problem, full), full)
-    # Unread they hold nothing: only steps of their own are added.
-    assert decide(problem, full).peak == decide(problem, problem.order).peak
-    bare = without_forms(problem)
-    masks = [form.tensor for form in problem.forms]
-    assert (problem.arrays.maker[masks] != NONE).all()
-    assert (bare.arrays.maker[masks] == NONE).all()
-    assert not bare.forms
-    assert without_forms(bare) is bare
-
-
-def test_a_plan_that_packs_may_be_driven_lower() -> None:
-    problem = problem_of(model_of(), 1)
-    begin = decide(problem, with_forms(problem, problem.order))
-    options = SearchOptions(iterations=2)
-    found = lowest_peak(problem, begin, Effort(), options)
-    assert found.peak <= begin.peak
 
 
 def lowest(model: OpenModel, forms: frozenset[str]) -> tuple[int, bool]:
@@ -161,12 +127,6 @@ def test_packing_goes_where_no_recomputation_does() -> None:
     assert used
     assert not never
     assert below < above
-
-
-def test_what_fits_without_is_not_packed() -> None:
-    model = model_of()
-    plan = make_plan(prepare(request_for(model, 1 << 40)), parse_strategy("search"), 10.0)
-    assert not plan.clones
 
 
 def test_a_mask_that_is_to_be_recomputed_is_drawn_once() -> None:

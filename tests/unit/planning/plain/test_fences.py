@@ -8,7 +8,7 @@ from onnx import helper
 
 from helpers.graphs import open_text, parse
 from memplan.errors import UsageError
-from memplan.planning.plain.fences import data_inputs, fence_clones, fence_maker, read_instead
+from memplan.planning.plain.fences import fence_clones, fence_maker
 from memplan.planning.plain.input_fences import input_fences_for
 from memplan.proto.metadata import CHUNK_KEY, set_metadata
 from memplan.shapes.hidden import with_hidden_shapes
@@ -79,21 +79,6 @@ def test_clones_that_read_the_same_share_a_fence() -> None:
     assert nodes[-1].input[0] == nodes[-2].input[0]
 
 
-def test_originals_are_left_alone() -> None:
-    nodes, fences = fenced([])
-    assert fences == 0
-    assert [list(n.input) for n in nodes] == [list(n.input) for n in MODEL.graph.node]
-
-
-def test_parameters_are_not_hidden() -> None:
-    node = helper.make_node("Slice", ["x", "starts", "ends", "axes"], ["y"])
-    assert data_inputs(node) == [(0, "x")]
-    assert data_inputs(helper.make_node("ReduceSum", ["x", "axes"], ["y"])) == [(0, "x")]
-    assert data_inputs(helper.make_node("Reshape", ["x", "s"], ["y"])) == [(0, "x"), (1, "s")]
-    (copy,) = read_instead([node], {"x": "v", "axes": "v2"})
-    assert list(copy.input) == ["v", "starts", "ends", "axes"]
-
-
 def test_a_graph_without_inputs_is_refused() -> None:
     model = parse("g () => (float[4] y) <float[4] x = {1, 2, 3, 4}> { y = Exp(x) }")
     with pytest.raises(UsageError, match="need a graph input"):
@@ -109,17 +94,6 @@ def test_names_of_earlier_fences_are_not_taken_again() -> None:
         model.graph.node.extend(maker.nodes)
         model.graph.initializer.extend(maker.constants())
     onnx.checker.check_model(model)
-
-
-def test_equal_constants_share_a_veil() -> None:
-    model = parse(
-        """g (float[4] x) => (float[2, 2] y, float[2, 2] z)
-        <int64[2] s = {2, 2}, int64[2] t = {2, 2}> { y = Reshape(x, s)  z = Reshape(x, t) }"""
-    )
-    types = open_text(model).prepared.types
-    input_fences = input_fences_for(model.graph, types, fence_maker(model.graph))
-    assert sorted(fence.sources for fence in input_fences) == [("s", "t"), ("x",)]
-    assert not any(fence.fixed for fence in input_fences)
 
 
 def test_what_would_be_folded_is_veiled_always() -> None:

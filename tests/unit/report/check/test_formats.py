@@ -282,11 +282,6 @@ def test_no_line_of_a_comment_needs_scrolling_and_commands_stay_commands() -> No
     assert shlex.split(fit.replace("\\\n", " ")) == shlex.split(plain)
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_the_same_values_give_the_same_text(form: str) -> None:
-    assert rendered(one_of_each(), form) == rendered(one_of_each(), form)
-
-
 def test_a_lock_that_is_too_loose_is_a_finding_with_strict() -> None:
     assert not result(entry(grown=-MIB)).failed
     found = result(entry(grown=-MIB, strict=True))

@@ -127,10 +127,6 @@ class TestSections:
         assert sum(row[1] for row in table.rows) == sum(s.nbytes for s in analysis.stashes)
         assert sum(row[-1] for row in table.rows) == len(analysis.stashes)
 
-    def test_the_classes_sum_to_the_peak(self, analysis: Analysis) -> None:
-        table = table_of(analysis, "At the peak")
-        assert sum(row[1] for row in table.rows) == analysis.timeline.peak_bytes
-
 
 def table_of(analysis: Analysis, title: str) -> Table:
     tables = (part for part in tell_analysis(analysis).parts if isinstance(part, Table))

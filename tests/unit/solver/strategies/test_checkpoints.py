@@ -7,13 +7,10 @@ from dataclasses import replace
 import pytest
 
 from helpers.checkpoints import SECONDS, labelled, plan
-from helpers.steps import chain, check, problem_of, random_step
+from helpers.steps import chain, problem_of
 from memplan.errors import UsageError
-from memplan.solver.strategies.builtin import BUILT_IN, parse_strategy
+from memplan.solver.strategies.builtin import parse_strategy
 from memplan.solver.strategies.checkpoints import Named
-
-NAMES = ("speed", "memory", "list{names=addmm*}", "collection", "mirror", "segments", "min-cut")
-BY_NAME = ("list{names=addmm*}", "collection")
 
 
 def test_products_stay_and_the_rest_runs_again() -> None:
@@ -67,55 +64,16 @@ def test_marked_tensors_stay() -> None:
     assert "memplan.checkpoint = true" in caught.value.hint
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_they_need_to_know_the_forward_part(name: str) -> None:
-    case = chain(4)
-    unknown = replace(problem_of(case, 4), forward=None)
-    with pytest.raises(UsageError, match="no forward nodes are known"):
-        parse_strategy(name).solve(unknown, SECONDS)
-    if name in BY_NAME:
-        with pytest.raises(UsageError, match="no names and no marks"):
-            parse_strategy(name).solve(problem_of(case, 4), SECONDS)
-
-
-def test_plans_of_random_steps_are_what_they_say() -> None:
-    made = dict.fromkeys(("speed", "memory", "list{names=f3+f9+f15}", "collection"), 0)
-    for seed in range(40):
-        case, problem = random_step(seed)
-        problem = labelled(case, problem, marked="f5 f10 f20")
-        for name in made:
-            try:
-                decision = parse_strategy(name).solve(problem, SECONDS).decision
-            except UsageError:
-                assert name in ("memory", "speed")
-                continue
-            check(problem, decision, case)
-            made[name] += decision.peak < case.peak(case.order)
-    assert min(made.values()) > 5, made
+@pytest.mark.parametrize("name", ["list{names=addmm*}", "collection"])
+def test_names_and_marks_must_be_known(name: str) -> None:
+    with pytest.raises(UsageError, match="no names and no marks"):
+        parse_strategy(name).solve(problem_of(chain(4), 4), SECONDS)
 
 
 def test_they_make_one_plan_for_every_budget() -> None:
     case = chain(9)
-    told: list[tuple[int, float]] = []
     for name in ("speed", "memory"):
         low, high = (problem_of(case, budget, intensive="f4 f7") for budget in (1, 99))
-        below = parse_strategy(name).solve(low, SECONDS).decision
-        above = (
-            parse_strategy(name)
-            .solve(high, SECONDS, lambda peak, extra: told.append((peak, extra)))
-            .decision
-        )
+        below, above = (parse_strategy(name).solve(p, SECONDS).decision for p in (low, high))
         assert below.sequence.tolist() == above.sequence.tolist()
         assert (below.feasible, above.feasible) == (False, True)
-        assert told.pop() == (above.peak, above.extra_cost / 19)
-        assert not told
-    listed = {name for name, item in BUILT_IN.items() if item.ignores_budget}
-    assert listed == {"speed", "memory", "list", "collection", "mirror"}
-
-
-def test_what_was_asked_for_stays() -> None:
-    case = chain(8)
-    start = "f1 f2 f3 f4 f5 f6 f7 f8 loss b8 b7 b6 b5 b4 b3 f2 b2 b1"
-    problem = problem_of(case, 9, intensive="f4", start=start, protected="f2")
-    for name in ("speed", "memory", "list{names=f2}"):
-        assert plan(case, labelled(case, problem), name).split().count("f2") >= 2

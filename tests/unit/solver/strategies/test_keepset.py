@@ -10,7 +10,7 @@ import pytest
 from helpers.problems import Case
 from helpers.steps import chain, problem_of
 from memplan.errors import UsageError
-from memplan.solver.links import boundary, links_of
+from memplan.solver.links import boundary
 from memplan.solver.strategies.keepset import step_of, without_unread
 
 
@@ -55,24 +55,6 @@ def test_a_view_that_stands_late_does_not_move_the_boundary() -> None:
     step = step_of(problem)
     assert step.stash == [case.tensors["a"], case.tensors["loss"]]
     assert case.text(step.sequence_for(set())) == "a loss a loss b v end"
-
-
-def test_storages_are_known_by_what_they_were_allocated_for() -> None:
-    case = Case("""
-        a(x):4  v=view(a)  w=view(v)  o=view(w):4!  u=view(x)  n(a):4  drop(n):4?
-        end(o drop u)!""")
-    links, place = links_of(case.problem(9)), case.tensors
-    roots = {name: links.root[place[name]] for name in ["a", "v", "w", "o", "u", "n"]}
-    assert roots == {
-        "a": place["a"],
-        "v": place["a"],
-        "w": place["a"],
-        "o": place["o"],  # an output is a copy
-        "u": place["x"],
-        "n": place["n"],
-    }
-    assert links.fixed == {place[name] for name in ("x", "o", "drop", "end")}
-    assert links.nbytes[place["x"]] == 0
 
 
 def test_a_rebuild_rule_stands_in_for_what_must_not_run_again() -> None:

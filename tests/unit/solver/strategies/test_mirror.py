@@ -10,7 +10,7 @@ import pytest
 
 from helpers.models import SAMPLES
 from helpers.problems import Case
-from helpers.steps import check, problem_of, random_step
+from helpers.steps import check, problem_of
 from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
 from memplan.errors import InfeasibleError
 from memplan.proto.metadata import node_metadata
@@ -167,13 +167,6 @@ def test_a_dropout_is_never_on_the_path() -> None:
 
 
 # --- On graphs -----------------------------------------------------------------------------------
-
-
-def test_random_steps_give_sequences_that_hold() -> None:
-    for seed in range(60):
-        case, problem = random_step(seed)
-        for text in ("mirror", "mirror{times=1}", "mirror{test=0,times=9}"):
-            check(problem, parse_strategy(text).solve(problem, SECONDS).decision, case)
 
 
 def test_clones_and_what_they_are_of_are_tagged(tmp_path: Path) -> None:

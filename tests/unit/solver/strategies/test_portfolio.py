@@ -124,13 +124,6 @@ def test_a_certificate_in_trouble_costs_no_plan(monkeypatch: pytest.MonkeyPatch)
     assert "no such row" in bound.kind
 
 
-def test_counted_iterations_depend_on_the_seed_alone() -> None:
-    problem = hard_problem(5)
-    options = PortfolioOptions(seed=3, iterations=15)
-    first, again = (solve_portfolio(problem, Deadline(0.0), options)[0] for _ in range(2))
-    assert first.sequence.tolist() == again.sequence.tolist()
-
-
 def test_the_portfolio_says_who_made_the_plan(caplog: pytest.LogCaptureFixture) -> None:
     problem = hard_problem(3, 0.9)
     with caplog.at_level("INFO", "memplan.solver.strategies"):
@@ -202,16 +195,6 @@ def test_switching_cleverness_off_changes_no_answer(seed: int) -> None:
     least = case.cheapest(problem.budget, 2)
     assert least is None or bound.seconds <= least + 1e-9
     assert not found.feasible or bound.seconds <= found.extra_cost + 1e-9
-
-
-def test_the_plans_of_the_certificate_can_be_left_out() -> None:
-    params = PortfolioParams(followed=0)
-    problem = hard_problem(3, 0.9)
-    for order in (False, True):
-        found, _ = solve_portfolio(
-            problem, Deadline(0.5), PortfolioOptions(order=order, params=params)
-        )
-        assert found.feasible
 
 
 def made(extra: float, feasible: bool = True, peak: int = 5) -> Decision:

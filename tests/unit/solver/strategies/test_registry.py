@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,7 +18,7 @@ from memplan.errors import MemplanError, UsageError
 from memplan.solver.problem import Decision, Problem
 from memplan.solver.strategies.builtin import BUILT_IN, Greedy, Keep, Search, parse_strategy
 from memplan.solver.strategies.checked import checked, why_not_a_sequence
-from memplan.solver.strategies.spec import Option, Spec, build, did_you_mean, options_of, split_spec
+from memplan.solver.strategies.spec import Spec, options_of, split_spec
 from memplan.solver.strategy import Outcome, Progress
 
 
@@ -65,15 +63,6 @@ def test_the_list_as_json(inside: Memplan, tmp_path: Path) -> None:
     }
     assert succeeded(inside("strategies", "--format", "json", "-o", "list.json")) == ""
     assert json.loads((tmp_path / "list.json").read_text()) == found
-
-
-def test_listing_loads_no_solver() -> None:
-    code = (
-        "import sys; from memplan_cli.main import main; main(['strategies', '-q']);"
-        "print({'onnx', 'numba', 'onnxruntime', 'highspy', 'rich'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "set()"
 
 
 CASE = Case("a(x):4  noise(x)?  b(a noise)!")
@@ -145,12 +134,6 @@ def test_none_recomputes_nothing() -> None:
         assert (decision.peak, decision.feasible) == (12, feasible)
 
 
-def test_search_by_iterations() -> None:
-    decision = Search(order=0, iterations=20).solve(LONG_SKIP.problem(8), SECONDS).decision
-    assert decision.feasible
-    assert decision.extra_cost == pytest.approx(1.0)
-
-
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
@@ -198,18 +181,6 @@ def test_every_option_says_what_it_is_for(name: str) -> None:
     assert all(option.meaning for option in options_of(kind))
 
 
-@dataclass(frozen=True)
-class Machine:
-    """A number, a whole number, a word and a text."""
-
-    name: ClassVar[str] = "machine"
-    words: ClassVar[Mapping[str, tuple[str, ...]]] = {"gear": ("low", "high")}
-    rate: float = 0.5
-    count: int = 3
-    gear: str = "low"
-    label: str = ""
-
-
 @pytest.mark.parametrize(
     ("text", "spec"),
     [
@@ -228,49 +199,3 @@ class Machine:
 )
 def test_a_spec_is_taken_apart(text: str, spec: Spec | None) -> None:
     assert split_spec(text) == spec
-
-
-def built(text: str) -> Machine:
-    """The machine of a text."""
-    spec = split_spec(text)
-    assert spec is not None
-    return build(Machine, spec, "thing", "--thing: ")
-
-
-def test_fields_are_options() -> None:
-    assert built("machine") == Machine()
-    assert built("machine{rate=2, count=7, gear=high, label=a b}") == Machine(2.0, 7, "high", "a b")
-    assert isinstance(built("machine{rate=2}").rate, float)
-    assert options_of(Machine) == (
-        Option("rate", 0.5, ()),
-        Option("count", 3, ()),
-        Option("gear", "low", ("low", "high")),
-        Option("label", "", ()),
-    )
-    assert [option.kind for option in options_of(Machine)] == ["number", "number", "text", "text"]
-
-
-@pytest.mark.parametrize(
-    ("text", "message", "hint"),
-    [
-        ("{cuont=1}", "thing 'machine' has no option 'cuont'", "did you mean 'count'? it has: "),
-        ("{zzz=1}", "thing 'machine' has no option 'zzz'", "it has: count, gear, label, rate"),
-        ("{rate=x}", "machine{rate=x}: expected a number of at least 0", ""),
-        ("{rate=-1}", "machine{rate=-1}: expected a number of at least 0", ""),
-        ("{rate=nan}", "machine{rate=nan}: expected a number of at least 0", ""),
-        ("{rate=inf}", "machine{rate=inf}: expected a number of at least 0", ""),
-        ("{rate}", "machine{rate=}: expected a number of at least 0", ""),
-        ("{count=1.5}", "machine{count=1.5}: expected a whole number", ""),
-        ("{gear=top}", "machine{gear=top}: unknown value", "values: low, high"),
-    ],
-)
-def test_what_is_wrong_is_said(text: str, message: str, hint: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        built(f"machine{text}")
-    assert caught.value.message == f"--thing: {message}"
-    assert caught.value.hint.startswith(hint)
-
-
-def test_near_names_are_proposed() -> None:
-    assert did_you_mean("serach", ["search", "greedy"]) == "did you mean 'search'? "
-    assert did_you_mean("x", ["search", "greedy"]) == ""

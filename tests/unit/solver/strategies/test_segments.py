@@ -9,7 +9,7 @@ from helpers.problems import Case
 from helpers.steps import chain, problem_of
 from memplan.solver.strategies.keepset import step_of
 from memplan.solver.strategies.mincut import MinCut, StashGraph
-from memplan.solver.strategies.segments import Segments, _counts, _Forward
+from memplan.solver.strategies.segments import Segments, _Forward
 
 SECONDS = 30.0
 
@@ -63,12 +63,6 @@ def test_a_skip_across_a_cut_is_kept() -> None:
     assert case.tensors["s"] in forward.kept([2])
     assert case.tensors["f1"] in forward.kept([2])
     assert case.tensors["f1"] not in forward.kept([3])
-
-
-def test_counts_go_on_beyond_the_ones_tried_one_by_one() -> None:
-    assert _counts(1) == []
-    assert _counts(4) == [2, 3, 4]
-    assert _counts(100)[-3:] == [60, 75, 93]
 
 
 # m is a matrix product, r its activation, e a wide result: backward reads r and e.

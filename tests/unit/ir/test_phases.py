@@ -358,42 +358,28 @@ def test_gradient_outputs_by_suffix_or_by_shape(grads: tuple[str, str]) -> None:
     }
 
 
-@pytest.mark.parametrize("suffix", [".grad", "_grad", "_new", ".out", "_grad.accumulation.out"])
-def test_names_pair_whatever_the_order_and_the_shapes(suffix: str) -> None:
+SUFFIXES = (".grad", "_grad", "_new", ".out", "_grad.accumulation.out")
+
+
+@pytest.mark.parametrize("outputs", [*(("w2" + end, "w1" + end) for end in SUFFIXES), ("o1", "o2")])
+def test_outputs_of_one_shape_are_paired_by_name_else_in_order(outputs: tuple[str, str]) -> None:
+    second, first = sorted(outputs, reverse=True)
     model = open_text(f"""
-    g (float[4,4] x, float[4,4] w1, float[4,4] w2)
-        => (float loss, float[4,4] "w2{suffix}", float[4,4] "w1{suffix}")
+    g (float[8,4] x, float[4,4] w1, float[4,4] w2)
+        => (float loss, float[4,4] "{outputs[0]}", float[4,4] "{outputs[1]}")
     {{
-        [fc1] a = MatMul(x, w1)
-        [fc2] b = MatMul(a, w2)
-        [loss] loss = ReduceMean<keepdims = 0>(b)
-        [dw2] "w2{suffix}" = Mul(a, loss)
-        [dw1] "w1{suffix}" = Mul(x, loss)
-    }}""")
-    graph = model.graph
-    found = {graph.tensors[o].name: graph.tensors[i].name for o, i in pair_outputs(graph).items()}
-    assert found == {f"w2{suffix}": "w2", f"w1{suffix}": "w1"}
-    assert named(model, model.phases.parameters) == {"w1", "w2"}
-
-
-def test_two_parameters_of_one_shape_are_paired_in_order() -> None:
-    model = open_text("""
-    g (float[8,4] x, float[4,4] w1, float[4,4] w2) => (float loss, float[4,4] o1, float[4,4] o2)
-    {
         [fc1] a = MatMul(x, w1)
         [fc2] b = MatMul(a, w2)
         [loss] loss = ReduceMean<keepdims = 0>(b)
         [one] g = Shape(b)
         [fill] f = Expand(loss, g)
-        [dw2] o2 = Gemm<transA = 1>(a, f)
-        [dw1] o1 = Gemm<transA = 1>(x, f)
-    }""")
-    pairs = pair_outputs(model.graph)
+        [dw2] "{second}" = Gemm<transA = 1>(a, f)
+        [dw1] "{first}" = Gemm<transA = 1>(x, f)
+    }}""")
     graph = model.graph
-    assert {graph.tensors[o].name: graph.tensors[i].name for o, i in pairs.items()} == {
-        "o1": "w1",
-        "o2": "w2",
-    }
+    found = {graph.tensors[o].name: graph.tensors[i].name for o, i in pair_outputs(graph).items()}
+    assert found == {first: "w1", second: "w2"}
+    assert named(model, model.phases.parameters) == {"w1", "w2"}
 
 
 SCALARS = mlp(

@@ -29,38 +29,30 @@ def written(folder: Path, edit: Edit, text: str = STEP) -> Path:
     return path
 
 
-@pytest.mark.parametrize("value", ["[" * 100_000, "1" * 5000, "{", '"\\ud800"'])
-def test_metadata_that_no_parser_takes_is_left_out(value: str, tmp_path: Path) -> None:
+UNREADABLE = ["[" * 100_000, "1" * 5000, "{", '"\\ud800"']
+HIDDEN = ([1, [2**70]], [2**40, [8, 8]], [999, [8, 8]], [-1, []], [1, [-1]])
+SCOPES = ("(" * 500, "-" * 90_000 + "1", "{[]: 1}", "[" + "1," * 400_000 + "]", "\0")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("memplan.dims", value) for value in UNREADABLE),
+        # Shapes out of range, and scopes of modules that Python cannot read.
+        *(("memplan.hidden_shapes", json.dumps({"h": entry})) for entry in HIDDEN),
+        *(("pkg.torch.onnx.name_scopes", value) for value in SCOPES),
+    ],
+)
+def test_metadata_that_makes_no_sense_changes_nothing(key: str, value: str, tmp_path: Path) -> None:
     def edit(model: onnx.ModelProto) -> None:
-        model.metadata_props.add(key="memplan.dims", value=value)
+        for holder in (model, *model.graph.node):
+            holder.metadata_props.add(key=key, value=value)
         model.metadata_props.add(key="memplan.budget_bytes", value="7")
 
-    path = written(tmp_path, edit)
-    assert analyze(path).timeline.peak_bytes
-    assert get_metadata(onnx.load(path))["budget_bytes"] == 7
-
-
-@pytest.mark.parametrize(
-    "entry", [[1, [2**70]], [2**40, [8, 8]], [999, [8, 8]], [-1, []], [1, [-1]]]
-)
-def test_hidden_shapes_out_of_range_are_ignored(entry: list[object], tmp_path: Path) -> None:
-    def edit(model: onnx.ModelProto) -> None:
-        model.metadata_props.add(key="memplan.hidden_shapes", value=json.dumps({"h": entry}))
-
     plain = analyze(written(tmp_path, lambda _: None)).timeline.peak_bytes
-    assert analyze(written(tmp_path, edit)).timeline.peak_bytes == plain
-
-
-@pytest.mark.parametrize(
-    "scopes", ["(" * 500, "-" * 90_000 + "1", "{[]: 1}", "[" + "1," * 400_000 + "]", "\0"]
-)
-def test_scopes_that_python_cannot_read_name_no_module(scopes: str, tmp_path: Path) -> None:
-    def edit(model: onnx.ModelProto) -> None:
-        for node in model.graph.node:
-            node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=scopes)
-
-    plain = analyze(written(tmp_path, lambda _: None))
-    assert analyze(written(tmp_path, edit)).timeline.peak_bytes == plain.timeline.peak_bytes
+    path = written(tmp_path, edit)
+    assert analyze(path).timeline.peak_bytes == plain
+    assert get_metadata(onnx.load(path))["budget_bytes"] == 7
 
 
 def operator(op: str, inputs: list[str], outputs: list[str], domain: str) -> Edit:

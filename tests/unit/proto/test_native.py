@@ -46,13 +46,19 @@ def test_errors_have_the_types_that_onnx_raises() -> None:
         native.check_model(wrong)
 
 
-def test_a_child_that_gives_no_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("sent", "said"), [(signal.SIGSTOP, "gives no answer"), (signal.SIGKILL, "SIGKILL")]
+)
+def test_a_child_that_is_stopped_or_killed_from_outside_is_replaced(
+    sent: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fine = onnx.parser.parse_model(FINE)
     native.infer_shapes(fine)
     assert native._child is not None
-    os.kill(native._child.pid, signal.SIGSTOP)
-    monkeypatch.setattr(native, "_PATIENCE", 0.001)
-    with pytest.raises(ModelError, match="gives no answer"):
+    os.kill(native._child.pid, sent)
+    if sent == signal.SIGSTOP:
+        monkeypatch.setattr(native, "_PATIENCE", 0.001)
+    with pytest.raises(ModelError, match=said):
         native.infer_shapes(fine)
     monkeypatch.undo()
     assert shape_of_t(native.infer_shapes(fine)) == [3, 4]
@@ -62,16 +68,6 @@ def test_a_child_that_gives_no_answer_is_an_error(monkeypatch: pytest.MonkeyPatc
 def test_a_signal_is_named(number: int) -> None:
     shown = "SIGKILL" if number == signal.SIGKILL else f"signal {number}"
     assert f"died of {shown} " in native._died("checker", int(number)).message
-
-
-def test_a_child_that_was_killed_from_outside_is_replaced() -> None:
-    fine = onnx.parser.parse_model(FINE)
-    native.infer_shapes(fine)
-    assert native._child is not None
-    os.kill(native._child.pid, signal.SIGKILL)
-    with pytest.raises(ModelError, match="SIGKILL"):
-        native.infer_shapes(fine)
-    assert shape_of_t(native.infer_shapes(fine)) == [3, 4]
 
 
 def test_limits_of_a_small_model_are_not_those_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

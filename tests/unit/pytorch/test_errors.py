@@ -49,43 +49,31 @@ def whole(net: Any, x: Any) -> Any:
     return net(x).square().mean()
 
 
-def test_an_operator_without_a_form() -> None:
-    said = refusal(nn.Sequential(nn.Linear(4, 4), Middle()), whole).message
-    assert "aten.mode.default has no ONNX form" in said
-    assert "module '1'" in said
-    assert inside(Middle.forward) in said
+def aside(net: Any, x: Any) -> Any:
+    return net(x).mode(1).values.mean()
 
 
-def test_an_operator_in_the_loss_function() -> None:
-    def step(net: Any, x: Any) -> Any:
-        return net(x).mode(1).values.mean()
-
-    said = refusal(nn.Linear(4, 4), step).message
-    assert "aten.mode.default has no ONNX form" in said
-    assert inside(step) in said
+def twice(net: Any, x: Any) -> Any:
+    return Twice.apply(net(x)).mean()
 
 
-def test_an_operator_beside_a_backward_of_the_user_s() -> None:
-    def step(net: Any, x: Any) -> Any:
-        return Twice.apply(net(x)).mean()
-
-    said = refusal(nn.Sequential(nn.Linear(4, 4), Middle()), step).message
-    assert "module '1'" in said
-    assert inside(Middle.forward) in said
-
-
-def test_a_branch_on_values() -> None:
-    found = refusal(nn.Sequential(nn.Linear(4, 4), Branching()), whole)
-    assert "module '1'" in found.message
-    assert inside(Branching.forward) in found.message
-    assert "torch.where" in found.hint
+# What stands behind a linear layer, the step, what the message has, and what the hint.
+NO_FORM, SECOND = "aten.mode.default has no ONNX form", "module '1'"
+REFUSED: dict[str, tuple[tuple[nn.Module, ...], Any, tuple[str, ...], str]] = {
+    "operator": ((Middle(),), whole, (NO_FORM, SECOND, inside(Middle.forward)), ""),
+    "operator in the loss function": ((), aside, (NO_FORM, inside(aside)), ""),
+    "operator beside a user's backward": ((Middle(),), twice, (SECOND, inside(Middle.forward)), ""),
+    "branch": ((Branching(),), whole, (SECOND, inside(Branching.forward)), "torch.where"),
+    "all batches": ((nn.BatchNorm1d(4, momentum=None),), whole, (SECOND,), "momentum=None"),
+}
 
 
-def test_a_normalization_over_all_batches() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=None))
-    found = refusal(model, whole)
-    assert "module '1'" in found.message
-    assert "momentum=None" in found.hint
+@pytest.mark.parametrize("name", REFUSED)
+def test_where_it_stands_and_what_to_do(name: str) -> None:
+    behind, step, message, hint = REFUSED[name]
+    found = refusal(nn.Sequential(nn.Linear(4, 4), *behind), step)
+    assert [part for part in message if part not in found.message] == []
+    assert hint in found.hint
 
 
 def test_a_step_that_takes_a_gradient_by_itself() -> None:

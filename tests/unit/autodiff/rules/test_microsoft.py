@@ -68,23 +68,27 @@ def gelu(x: Array) -> Array:
     return np.vectorize(lambda n: n / 2 * (1 + math.erf(n / math.sqrt(2))))(x)
 
 
-def test_gelu() -> None:
-    x, bias = some(3, 4), some(4, seed=1)
-    np.testing.assert_allclose(result("Gelu", {"x": x}), gelu(x), atol=1e-12)
-    np.testing.assert_allclose(result("BiasGelu", {"x": x, "b": bias}), gelu(x + bias), atol=1e-12)
+def fast_gelu(z: Array) -> Array:
+    return z / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
 
 
-def test_quick_gelu() -> None:
-    x = some(3, 4)
-    found = result("QuickGelu", {"x": x}, alpha=1.3)
-    np.testing.assert_allclose(found, x / (1 + np.exp(-np.float32(1.3) * x)), atol=1e-7)
+def rms_norm(x: Array, scale: Array) -> Array:
+    return x / np.sqrt((x**2).mean(1, keepdims=True) + 1e-5) * scale
 
 
-def test_fast_gelu() -> None:
-    x, bias = some(3, 4), some(4, seed=1)
-    z = x + bias
-    wanted = z / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
-    np.testing.assert_allclose(result("FastGelu", {"x": x, "b": bias}), wanted, atol=1e-12)
+X, B, R = some(3, 4), some(4, seed=1), some(3, 4, seed=2)
+FORMULAS: list[tuple[str, Feeds, dict[str, float], Array]] = [
+    ("Gelu", {"x": X}, {}, gelu(X)),
+    ("BiasGelu", {"x": X, "b": B}, {}, gelu(X + B)),
+    ("QuickGelu", {"x": X}, {"alpha": 1.3}, X / (1 + np.exp(-np.float32(1.3) * X))),
+    ("FastGelu", {"x": X, "b": B}, {}, fast_gelu(X + B)),
+    ("SimplifiedLayerNormalization", {"x": X, "s": B}, {}, rms_norm(X, B)),
+]
+
+
+@pytest.mark.parametrize(("op", "feeds", "options", "wanted"), FORMULAS)
+def test_formulas(op: str, feeds: Feeds, options: dict[str, float], wanted: Array) -> None:
+    np.testing.assert_allclose(result(op, feeds, **options), wanted, atol=1e-7)
 
 
 def test_softmax_of_a_sum() -> None:
@@ -174,13 +178,6 @@ def test_ignored_labels_that_are_computed() -> None:
         written_out(model)
 
 
-def test_simplified_layer_norm() -> None:
-    x, scale = some(3, 4), some(4, seed=1)
-    wanted = x / np.sqrt((x**2).mean(1, keepdims=True) + 1e-5) * scale
-    found = result("SimplifiedLayerNormalization", {"x": x, "s": scale})
-    np.testing.assert_allclose(found, wanted, atol=1e-7)
-
-
 def test_layer_norm_of_an_opset_that_has_none() -> None:
     x, scale, bias = some(3, 4), some(4, seed=1), some(4, seed=2)
     feeds = {"x": x, "s": scale, "b": bias}
@@ -211,10 +208,9 @@ def test_statistics_that_only_a_gradient_reads() -> None:
 
 def test_dropout_of_a_sum() -> None:
     """Outside of training nothing is dropped."""
-    feeds = {"x": some(3, 4), "b": some(4, seed=1), "r": some(3, 4, seed=2)}
     constants = {"ratio": np.asarray(0.5, np.float32), "mode": np.asarray(False)}
-    found = result("BiasDropout", feeds, constants)
-    np.testing.assert_allclose(found, feeds["x"] + feeds["b"] + feeds["r"], atol=1e-12)
+    found = result("BiasDropout", {"x": X, "b": B, "r": R}, constants)
+    np.testing.assert_allclose(found, X + B + R, atol=1e-12)
 
 
 # -- graphs that ONNX Runtime's optimizer wrote ------------------------------------------------

@@ -29,8 +29,7 @@ from benchmarks import record
 from memplan.equivalence.prove import Side, prove, reference_side
 from memplan.ir.graph import Graph
 from memplan.ops.cost import flops
-from memplan.passes.chunk.choose_chunks import ChunkRegions
-from memplan.passes.chunk.chunk_layers import ChunkLayers
+from memplan.passes.chunk.choose_chunks import Chunks
 from memplan.passes.chunk.chunk_state import State, state_of
 from memplan.proto.read import read_model
 from memplan.proto.restore_order import restore_order
@@ -69,10 +68,9 @@ def chunk_states(
     model = open_model(path)
     timeline = simulate(model.graph, session_kind("tuned"))
     begin = time.process_time()
-    chunks = ChunkLayers if kind == "layers" else ChunkRegions
-    found = chunks().apply(model, timeline)
+    found = Chunks(kind=kind).apply(model, timeline)
     if found.model is model and small:
-        found = chunks(2).apply(model, timeline)
+        found = Chunks(count=2, kind=kind).apply(model, timeline)
     seconds = time.process_time() - begin
     after = simulate(found.model.graph, timeline.session)
     return state_of(model, timeline), state_of(found.model, after), found.note, seconds

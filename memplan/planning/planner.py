@@ -179,10 +179,12 @@ def make_plan(
     time_limit: float,
     progress: Progress | None = None,
     known: Plan | None = None,
+    seconds: float = 0.0,
 ) -> Plan:
     """Solve for the request's budget within ``time_limit`` seconds (loading code not counted).
 
-    ``known``: an earlier plan of this request, to go on from.
+    ``known``: an earlier plan of this request, to go on from. ``seconds``: see
+    :class:`~memplan.solver.strategies.lowest_peak_strategy.Lowest`.
 
     The peaks in the plan come from the solver's evaluator; whoever writes a model re-simulates it
     (:mod:`memplan.api.rewrite.check_file`) and refuses a plan that does not hold.
@@ -220,7 +222,7 @@ def make_plan(
         if progress is not None:
             progress(outside + peak, extra)
 
-    chooser = Lowest(strategy) if request.lowest else strategy
+    chooser = Lowest(strategy, seconds) if request.lowest else strategy
     outcome = checked(chooser, problem, time_limit, tell)
     if request.lowest:
         # Whatever that takes: a recomputation that nobody reads is not written.

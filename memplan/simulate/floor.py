@@ -7,7 +7,9 @@ all graph outputs are. The largest of these sums is a lower bound on the dynamic
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.ops.book import operator
@@ -74,70 +76,86 @@ class Pin:
         return f"{graph.nodes[self.node].op} {graph.nodes[self.node].name}"
 
 
+class Need(NamedTuple):
+    """What must be there while ``node`` runs in any schedule: ``tensors`` that it reads and makes,
+    and ``held`` bytes of graph outputs that it depends on (as a set of ``Needs.sets``: ``behind``);
+    together ``nbytes``, with those ``inside`` its body. ``workspace``: scratch of its kernel."""
+
+    node: Node
+    tensors: set[int]
+    behind: int
+    held: int
+    nbytes: int
+    inside: int
+    workspace: int
+
+
+class Needs:
+    """What every node of a graph needs; ``root``: for every tensor that is always a view, the
+    tensor whose buffer it shares.
+
+    With devices it is what is on the device. ``timeline`` is any simulation of ``graph`` (for
+    workspace and bodies). ``held``: graph outputs are held to the end.
+    """
+
+    def __init__(self, graph: Graph, timeline: Timeline, *, held: bool = True) -> None:
+        self.graph, self.timeline = graph, timeline
+        self.rules = semantics(timeline.session.provider)
+        self.root = _view_roots(graph, self.rules)
+        self.sets = GrowingSets()
+        resident = {tensor.id for tensor in graph.tensors if is_resident(tensor)}
+        self.elsewhere = frozenset(resident | timeline.away)
+        every = dict.fromkeys(graph.outputs) if held else ()
+        self.outputs = tuple(t for t in every if t not in self.elsewhere)
+
+    def __iter__(self) -> Iterator[Need]:
+        graph, sets, is_held = self.graph, self.sets, set(self.outputs)
+        behind = [EMPTY] * len(graph.tensors)  # outputs held once a tensor is made, it included
+        inside, timeline = self.timeline.inside.nbytes, self.timeline
+        for node in graph.nodes:
+            before = EMPTY
+            for t in node.reads:
+                if behind[t] != before:
+                    before = sets.union(before, behind[t])
+            tensors = _working_set(graph, node, self.root, self.rules) - self.elsewhere
+            more = sum(
+                graph.tensors[t].nbytes
+                for t in tensors
+                if t not in is_held or not sets.contains(before, t)
+            )
+            body, held = inside.get(node.id, 0), sets.weight[before]
+            workspace = int(timeline.workspace[timeline.allocation.step_of[node.id]])
+            yield Need(node, tensors, before, held, more + held + body, body, workspace)
+            for t in node.writes:
+                nbytes = graph.tensors[t].nbytes
+                behind[t] = sets.add(before, t, nbytes) if t in is_held else before
+
+
 def structural_floor(
     graph: Graph, timeline: Timeline, *, below: int = 0, held: bool = True
 ) -> Floor:
-    """The floor of ``graph``; ``timeline`` is any simulation of it (for workspace and bodies).
+    """The floor of ``graph``; see :class:`Needs`.
 
-    With devices it is a floor of what is on the device. ``below``: as if no node made or read a
-    tensor of so many bytes or more, graph outputs aside (0: all do). ``held``: graph outputs are
-    held to the end.
+    ``below``: as if no node made or read a tensor of so many bytes or more, graph outputs aside
+    (0: all do).
     """
-    rules = semantics(timeline.session.provider)
-    root = _view_roots(graph, rules)
-    resident = frozenset(tensor.id for tensor in graph.tensors if is_resident(tensor))
-    away = timeline.away
-    outputs = [t for t in dict.fromkeys(graph.outputs) if t not in resident and t not in away]
-    outputs = outputs if held else []
-    is_held = set(outputs)
-    at_end = sum(graph.tensors[t].nbytes for t in outputs)
-    plain = loaded = Pin(at_end, ABSENT, tuple(outputs))
-    sets = GrowingSets()
-    behind = [EMPTY] * len(graph.tensors)  # graph outputs held once a tensor is made, it included
-    inside = timeline.inside.nbytes
-    for node in graph.nodes:
-        before = EMPTY
-        for t in node.reads:
-            if behind[t] != before:
-                before = sets.union(before, behind[t])
-        tensors = _working_set(graph, node, root, rules)
-        tensors.difference_update(resident, away)
+    tensors = graph.tensors
+    needs = Needs(graph, timeline, held=held)
+    at_end = sum(tensors[t].nbytes for t in needs.outputs)
+    plain = loaded = Pin(at_end, ABSENT, needs.outputs)
+    for need in needs:
         if below and any(
-            graph.tensors[t].nbytes >= below and not graph.tensors[t].is_output for t in tensors
+            tensors[t].nbytes >= below and not tensors[t].is_output for t in need.tensors
         ):
-            # What it makes is held all the same.
-            _hand_on(graph, node, before, is_held, sets, behind)
             continue
-        more = sum(
-            graph.tensors[t].nbytes
-            for t in tensors
-            if t not in is_held or not sets.contains(before, t)
-        )
-        nbytes = more + sets.weight[before] + inside.get(node.id, 0)
-        step = timeline.allocation.step_of[node.id]
-        workspace, body = int(timeline.workspace[step]), inside.get(node.id, 0)
-        with_workspace = nbytes + workspace
-        if nbytes > plain.nbytes or with_workspace > loaded.nbytes:
-            pinned = tuple(sorted(tensors.union(sets.elements(before))))
-            if nbytes > plain.nbytes:
-                plain = Pin(nbytes, node.id, pinned, 0, body)
+        with_workspace = need.nbytes + need.workspace
+        if need.nbytes > plain.nbytes or with_workspace > loaded.nbytes:
+            pinned = tuple(sorted(need.tensors.union(needs.sets.elements(need.behind))))
+            if need.nbytes > plain.nbytes:
+                plain = Pin(need.nbytes, need.node.id, pinned, 0, need.inside)
             if with_workspace > loaded.nbytes:
-                loaded = Pin(with_workspace, node.id, pinned, workspace, body)
-        _hand_on(graph, node, before, is_held, sets, behind)
+                loaded = Pin(with_workspace, need.node.id, pinned, need.workspace, need.inside)
     return Floor(plain, loaded)
-
-
-def _hand_on(
-    graph: Graph,
-    node: Node,
-    before: int,
-    is_held: set[int],
-    sets: GrowingSets,
-    behind: list[int],
-) -> None:
-    """Note what is held once a node has run, for those that read what it makes."""
-    for t in node.writes:
-        behind[t] = sets.add(before, t, graph.tensors[t].nbytes) if t in is_held else before
 
 
 def _view_roots(graph: Graph, rules: MemorySemantics) -> dict[int, int]:

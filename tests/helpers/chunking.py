@@ -13,9 +13,9 @@ from helpers.graphs import TUNED, open_text, parse, tensor
 from memplan.ir.graph import Graph
 from memplan.ops.cost import flops
 from memplan.passes.change import facts_of
-from memplan.passes.chunk.choose_chunks import ChunkRegions
-from memplan.passes.chunk.chunk_layers import ChunkLayers
+from memplan.passes.chunk.choose_chunks import Chunks
 from memplan.passes.chunk.chunk_state import State, chunked, state_of
+from memplan.passes.chunk.chunk_writer import Part
 from memplan.passes.chunk.region import Region, grow
 from memplan.passes.prune import Prune
 from memplan.simulate.opened import OpenModel
@@ -110,7 +110,7 @@ def in_chunks(state: State, name: str, axis: int, count: int) -> State:
     """The graph with the region around a tensor in chunks."""
     region = region_of(state, name, axis)
     assert region is not None
-    return chunked(state, [region], count)
+    return chunked(state, [Part((region,), count)])
 
 
 def member_names(state: State, region: Region) -> str:
@@ -163,9 +163,7 @@ def products(graph: Graph) -> float:
     return sum(flops(graph, node) for node in graph.nodes if node.op in ("MatMul", "Gemm"))
 
 
-def by_pass(
-    chunks: ChunkRegions | ChunkLayers, text: str | onnx.ModelProto
-) -> tuple[State, State, str]:
+def by_pass(chunks: Chunks, text: str | onnx.ModelProto) -> tuple[State, State, str]:
     """Before, after, and what was done."""
     state = state_from(text)
     found = chunks.apply(state.model, state.timeline)

@@ -23,6 +23,7 @@ from memplan.errors import UsageError
 from memplan.options import ValidateOptions
 from memplan.passes.change import facts_of
 from memplan.passes.chunk.chunk_state import State, chunked
+from memplan.passes.chunk.chunk_writer import Part
 from memplan.passes.chunk.region import Growth, grow
 from memplan.passes.chunk.turn import between
 from memplan.runtime.inputs import synthesize
@@ -174,7 +175,7 @@ def test_random_regions(model: onnx.ModelProto, data: st.DataObject) -> None:
     assert region is not None
     counts = [c for c in (2, 4) if region.divisor(graph) % c == 0]
     assume(counts)
-    after = chunked(before, [region], data.draw(st.sampled_from(counts)))
+    after = chunked(before, [Part((region,), data.draw(st.sampled_from(counts)))])
     check(before, after, dict(synthesize(graph)))
 
 
@@ -194,7 +195,7 @@ def test_whatever_is_in_a_graph_stays_right(model: onnx.ModelProto, data: st.Dat
     assume(region is not None)
     assert region is not None
     assume(region.divisor(graph) % 2 == 0)
-    check(before, chunked(before, [region], 2), dict(synthesize(graph)))
+    check(before, chunked(before, [Part((region,), 2)]), dict(synthesize(graph)))
 
 
 @settings(QUIET, max_examples=tries(40))
@@ -212,7 +213,7 @@ def test_whatever_lies_between_two_places(model: onnx.ModelProto, data: st.DataO
     region = between(growth, *sorted((data.draw(places), data.draw(places))))
     assume(region is not None and region.divisor(graph) % 2 == 0)
     assert region is not None
-    check(before, chunked(before, [region], 2), dict(synthesize(graph)))
+    check(before, chunked(before, [Part((region,), 2)]), dict(synthesize(graph)))
 
 
 @pytest.mark.parametrize("kind", ["layers", pytest.param("regions", marks=pytest.mark.nightly)])

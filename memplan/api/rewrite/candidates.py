@@ -28,9 +28,7 @@ from memplan.ops.sharp_edges import (
     wrong_optimizers,
 )
 from memplan.passes.chunk.asked import NAME as CHUNK
-from memplan.passes.chunk.asked import REGIONS
-from memplan.passes.chunk.choose_chunks import ChunkRegions
-from memplan.passes.chunk.chunk_layers import ChunkLayers
+from memplan.passes.chunk.choose_chunks import Chunks
 from memplan.passes.graph_pass import Pass
 from memplan.passes.manager import PassStep, run_passes, without_order
 from memplan.planning.plain.as_loaded import as_loaded, changes_at_load
@@ -46,7 +44,6 @@ from memplan.simulate.timeline import Timeline, simulate
 from memplan.solver.strategies.builtin import Search
 from memplan.solver.strategies.checkpoints import Collection
 
-_CHUNKS = {made.kind: made for made in (ChunkRegions, ChunkLayers)}
 _LOADS = 4  # how often a model is optimized that goes on changing
 HELD_NOTE = (
     "planned and written as ONNX Runtime holds the model on the CPU once it is loaded, with the "
@@ -77,7 +74,7 @@ class Candidate:
     variant: Variant
     loops: tuple[LoopStep, ...] = ()
     least_cost: float = 0.0
-    chunk: ChunkRegions | ChunkLayers | None = None
+    chunk: Chunks | None = None
 
     @property
     def kind(self) -> str:
@@ -186,10 +183,9 @@ def candidates(variant: Variant, goal: Goal) -> Iterator[Candidate]:
     if asked is None or asked.optional:
         yield from every
     if asked is not None:
-        tries = sorted(asked.tries, key=lambda pair: goal.lowest and pair[0] != REGIONS)
         for each in every[:1] if asked.optional else every:
-            for kind, count in tries:
-                yield replace(each, chunk=_CHUNKS[kind](count, goal.budget_bytes))
+            for kind, count in asked.tries(goal.lowest):
+                yield replace(each, chunk=Chunks(count, goal.budget_bytes, kind=kind))
 
 
 def _with_loops(variant: Variant, goal: Goal) -> Iterator[Candidate]:

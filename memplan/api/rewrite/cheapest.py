@@ -48,7 +48,6 @@ from memplan.simulate.opened import OpenModel
 
 _FIRST_LOOK = 1.0  # seconds
 _LEAST_LOOK = 0.1  # a shorter one brings nothing
-_MAKING = 5.0  # seconds for the choice of chunks of a kind, at most
 LATE = "not tried, as time was over"
 
 
@@ -108,14 +107,15 @@ def find_plan(source: Source, goal: Goal) -> Planned:
 
 @dataclass(slots=True)
 class _Entry:
-    """A candidate behind its passes, and what has come of it. ``closed``: no more time brings
-    anything."""
+    """A candidate behind its passes, and what has come of it. ``seconds``: of the last look, if no
+    limit cut it short; ``closed``: no more time brings anything."""
 
     candidate: Candidate
     steps: tuple[PassStep, ...]
     least_cost: float
     chunk_cost: float
     asked: PlanRequest | Prepared | None = None
+    seconds: float = 0.0
     best: Planned | None = None
     closed: bool = False
 
@@ -193,8 +193,7 @@ class _Contest:
             self.tried[candidate.kind] = LATE
             return []
         if chunk is not None:
-            most = _MAKING if math.isfinite(seconds) else seconds
-            room = goal.room(min(max(seconds - _FIRST_LOOK, goal.grace), most))
+            room = goal.room(max(seconds - _FIRST_LOOK, goal.grace))
             candidate = replace(candidate, chunk=replace(chunk, room=room))
         known = next((e.steps for e in ran if e.candidate.model is candidate.model), ())
         steps = steps_of(candidate, goal, known)
@@ -221,7 +220,7 @@ class _Contest:
             least = f"at least {100 * entry.least_cost:.2f}% more time"
             self.tried.setdefault(kind, "no lower" if goal.lowest else least)
             return
-        entry.closed = True  # unless its search uses up its time
+        entry.seconds, entry.closed = seconds, True  # unless its search uses up its time
         try:
             entry.asked = entry.asked or _prepared(entry, goal)
             found = _plan(entry, goal, self._deadline(entry, seconds))
@@ -299,7 +298,8 @@ def _plan(entry: _Entry, goal: Goal, deadline: Deadline) -> Planned:
     try:
         if isinstance(asked, Prepared):
             known = None if entry.best is None else entry.best.plan
-            plan = make_plan(asked, goal.strategy, deadline.left, goal.progress, known)
+            left, progress = deadline.left, goal.progress
+            plan = make_plan(asked, goal.strategy, left, progress, known, entry.seconds)
         else:
             assert asked is not None
             plan, plain = plan_plain(model, asked, goal.strategy, deadline, goal.progress)

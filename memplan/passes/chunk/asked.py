@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from memplan.deadline import Deadline
 from memplan.errors import UsageError
-from memplan.passes.chunk.chunk_candidates import COUNTS
+from memplan.passes.chunk.chunk_candidates import COUNTS, LAYERS, REGIONS
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
 
@@ -14,10 +14,10 @@ NAME = "chunk"
 """Of every pass that makes chunks."""
 NO_TIME = "time was over"
 AUTO, NONE = "auto", "none"
-REGIONS, LAYERS = "regions", "layers"
 FEW = (2, 4)
 """Chunks of layers that are tried beside the number that holds a budget by itself: products of more
 rows are faster, and recomputation may do the rest."""
+_BY_FLOOR = (REGIONS, LAYERS)
 OLDEST_OPSET = 13
 """Before it, axes and bounds are attributes, and Softmax flattens."""
 
@@ -47,10 +47,12 @@ class Asked:
     optional: bool = False
     count: int = 0
 
-    @property
-    def tries(self) -> tuple[tuple[str, int], ...]:
+    def tries(self, lowest: bool) -> tuple[tuple[str, int], ...]:
         """Each kind, with how many chunks of it are to be tried (0: as many as are good). What
-        holds a budget by itself comes first, what takes longest to make comes last."""
+        holds a budget by itself comes first; where the least peak is asked for (``lowest``), what
+        lowers the floor most does, and few chunks, which only take less time, are not tried."""
+        if lowest:
+            return tuple((kind, self.count) for kind in sorted(self.kinds, key=_BY_FLOOR.index))
         few = [(LAYERS, count) for count in FEW] if self.optional else []
         first, *others = [(kind, self.count) for kind in self.kinds]
         return (first, *few, *others)

@@ -2,40 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from math import gcd
 
 from memplan.ir.graph import Graph, TensorKind
 from memplan.ir.graph_facts import Facts
-from memplan.passes.change import facts_of
-from memplan.passes.chunk.chunk_state import State
+from memplan.passes.chunk.chunk_writer import Part
+from memplan.passes.chunk.outline import Estimate
 from memplan.passes.chunk.region import Region, grow
-from memplan.simulate.floor import structural_floor
+from memplan.planning.plan_file import ChunkDecision
 
+REGIONS, LAYERS = "regions", "layers"
 COUNTS = (2, 4, 8, 16, 32, 64)
 # Tensors are followed if they are larger than this share of the one that a region grew from.
 _FOLLOWED = 4
 _MOST_NODES = 150
 _SEEDS = 6
+# Smaller tensors, as a share of the floor, are not looked at.
+_LEAST_SEED = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A part of a graph in chunks; ``decision``: what a replay needs of it, ``what`` it is, in a
+    few words."""
+
+    part: Part
+    decision: ChunkDecision
+    what: str
+
+    @property
+    def words(self) -> str:
+        """With how many chunks."""
+        return f"{self.what} in {self.part.count} chunks"
+
+    def doubled(self) -> Choice:
+        """The same in twice as many chunks."""
+        count = 2 * self.part.count
+        part, decision = replace(self.part, count=count), replace(self.decision, count=count)
+        return replace(self, part=part, decision=decision)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Regions of one kind, which share no node, around ``seeds`` along ``axis`` (names: a model
-    that is written anew has other ids)."""
+    """Regions of one kind, which share no node, around the tensors ``seeds`` (names) along
+    ``axis``."""
 
     seeds: tuple[str, ...]
     axis: int
     regions: tuple[Region, ...]
 
+    def without(self, taken: Collection[int]) -> Candidate:
+        """The regions that have none of these nodes."""
+        left = [
+            pair
+            for pair in zip(self.seeds, self.regions, strict=True)
+            if not any(node in taken for node in pair[1].uses)
+        ]
+        if len(left) == len(self.regions):
+            return self
+        return Candidate(tuple(s for s, _ in left), self.axis, tuple(r for _, r in left))
+
     def counts(self, graph: Graph) -> tuple[int, ...]:
-        """Into how many chunks they may go so that products keep their kernels."""
-        most = min(region.most_chunks(graph) for region in self.regions)
-        return tuple(count for count in COUNTS if count <= most and self.divides(graph, count))
+        """See :func:`counts_of`."""
+        return counts_of(graph, self.regions)
 
     def divides(self, graph: Graph, count: int) -> bool:
         """Whether chunks of equal size can be had."""
         return all(region.divisor(graph) % count == 0 for region in self.regions)
+
+    def choice(self, graph: Graph, count: int) -> Choice:
+        """The regions in so many chunks."""
+        decision = ChunkDecision(REGIONS, self.seeds, self.axis, count)
+        return Choice(Part(self.regions, count), decision, self.describe(graph))
 
     def describe(self, graph: Graph) -> str:
         """What they are, in a few words."""
@@ -46,61 +86,74 @@ class Candidate:
         return f"{many} regions like that of {where}" if many > 1 else f"the region of {where}"
 
 
-def candidates(state: State, least_bytes: float) -> Iterator[Candidate]:
-    """Regions around the tensors that make the peak or the floor, with all others like them.
-
-    ``least_bytes``: smaller tensors are not worth it.
-    """
-    facts = facts_of(state.model)
-    graph = facts.graph
-    seen: set[tuple[object, ...]] = set()
-    for seed in seeds(state, least_bytes):
-        shape = graph.tensors[seed].shape
-        for axis in range(len(shape)):
-            if shape[axis] < COUNTS[0]:
-                continue
-            found = alike(facts, seed, axis)
-            key = tuple(tuple(region.uses.items()) for region in found.regions)
-            if found.regions and key not in seen and not has_pieces(state, found.regions):
-                seen.add(key)
-                yield found
+def counts_of(graph: Graph, regions: Iterable[Region]) -> tuple[int, ...]:
+    """Into how many chunks regions may go so that products keep their kernels."""
+    most = min(region.most_chunks(graph) for region in regions)
+    divisor = gcd(*(region.divisor(graph) for region in regions))
+    return tuple(count for count in COUNTS if count <= most and divisor % count == 0)
 
 
-def again(state: State, candidate: Candidate) -> Candidate | None:
-    """The same regions in a model that was written anew; None if they are not there."""
-    facts = facts_of(state.model)
+class Regions:
+    """Regions of a graph, grown once each."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self._found: dict[tuple[object, ...], Candidate] = {}
+
+    def around(self, estimate: Estimate, taken: Collection[int]) -> Iterator[Candidate]:
+        """Regions around the tensors that make the peak or the floor, with all others like them.
+
+        Args:
+            estimate: what is at the peak and at the floor.
+            taken: nodes that are in chunks already.
+        """
+        graph = self.facts.graph
+        seen: set[tuple[object, ...]] = set()
+        for seed in seeds(graph, estimate):
+            shape = graph.tensors[seed].shape
+            for axis in range(len(shape)):
+                if shape[axis] < COUNTS[0]:
+                    continue
+                found = self._alike(seed, axis).without(taken)
+                key = tuple(tuple(region.uses.items()) for region in found.regions)
+                if found.regions and key not in seen:
+                    seen.add(key)
+                    yield found
+
+    def _alike(self, seed: int, axis: int) -> Candidate:
+        kind = *_kind(self.facts.graph, seed), axis
+        found = self._found.get(kind)
+        if found is None:
+            found = alike(self.facts, seed, axis)
+            if found.regions:
+                self._found[kind] = found
+        return found
+
+
+def again(facts: Facts, seeds: Iterable[str], axis: int) -> tuple[Region, ...]:
+    """The regions around tensors of these names; empty if one is not there."""
     regions: list[Region] = []
-    for name in candidate.seeds:
+    for name in seeds:
         tensor = facts.graph.tensor_named(name)
-        if tensor is None:
-            return None
-        region = grow(facts, tensor.id, candidate.axis, tensor.nbytes // _FOLLOWED)
-        if region is None or any(region.uses.keys() & other.uses.keys() for other in regions):
-            return None
+        if tensor is None or axis >= len(tensor.shape):
+            return ()
+        region = grow(facts, tensor.id, axis, tensor.nbytes // _FOLLOWED)
+        if region is None:
+            return ()
         regions.append(region)
-    if has_pieces(state, regions):
-        return None
-    return Candidate(candidate.seeds, candidate.axis, tuple(regions))
+    return tuple(regions)
 
 
-def has_pieces(state: State, regions: Iterable[Region]) -> bool:
-    """Whether nodes of chunks would go into chunks again, where no proof follows them."""
-    graph = state.model.graph
-    made = (t for region in regions for n in region.uses for t in graph.nodes[n].writes)
-    return any(graph.tensors[t].name in state.pieces for t in made)
-
-
-def seeds(state: State, least_bytes: float) -> list[int]:
-    """The largest tensors at the floor and at the peak, one of each kind."""
-    graph, timeline = state.model.graph, state.timeline
-    pinned = structural_floor(graph, timeline).loaded.tensors
-    live = [buffer.root for buffer in timeline.live_at(timeline.peak_step)]
+def seeds(graph: Graph, estimate: Estimate) -> list[int]:
+    """The largest tensors at the floor and at the peak, one of each kind; those that are small
+    beside the floor are not worth it."""
+    least = _LEAST_SEED * estimate.floor_bytes
     found: dict[tuple[object, ...], int] = {}
-    for group in (pinned, live):
+    for group in (estimate.pinned, estimate.live):
         for tensor in sorted(group, key=lambda t: -graph.tensors[t].nbytes):
             value = graph.tensors[tensor]
-            known = value.name in state.pieces or value.is_output
-            if value.kind is TensorKind.COMPUTED and value.nbytes > least_bytes and not known:
+            computed = value.kind is TensorKind.COMPUTED and not value.is_output
+            if computed and value.nbytes > least:
                 found.setdefault(_kind(graph, tensor), tensor)
             if len(found) >= _SEEDS:
                 break

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from memplan.errors import PlanError
+from memplan.ir.graph_facts import Facts
 from memplan.passes.change import facts_of
-from memplan.passes.chunk.asked import LAYERS, NAME, reason_against
-from memplan.passes.chunk.chunk_candidates import Candidate, again
-from memplan.passes.chunk.chunk_state import State, chunked, sized, stated
+from memplan.passes.chunk.asked import NAME, reason_against
+from memplan.passes.chunk.chunk_candidates import LAYERS, again
+from memplan.passes.chunk.chunk_state import chunked, sized, stated
+from memplan.passes.chunk.chunk_writer import Part
 from memplan.passes.chunk.region import Region
 from memplan.passes.chunk.turn import turn_again
 from memplan.passes.graph_pass import Applied
@@ -36,41 +38,40 @@ class ChunkReplay:
         if reason := reason_against(model, timeline, 0):
             return Applied(model, note=reason)
         state = sized(model, timeline)
+        facts, parts, taken = facts_of(state.model), list[Part](), set[int]()
         for place, decision in enumerate(self.decisions):
-            if not (regions := _found(state, decision)):
+            regions = _found(facts, decision)
+            nodes = [node for region in regions for node in region.uses]
+            if not regions or not taken.isdisjoint(nodes) or len({*nodes}) < len(nodes):
                 raise PlanError(
                     f"the plan's chunks[{place}]: the graph has no such parts, or they do not "
                     "divide",
                     EDITED,
                 )
-            state = chunked(state, regions, decision.count)
+            taken.update(nodes)
+            parts.append(Part(regions, decision.count))
+        state = chunked(state, parts)
         note = f"{counted(len(self.decisions), 'part')}, as planned"
         return Applied(stated(state.model), note, tuple(self.decisions), judged=True)
 
 
-def _found(state: State, decision: ChunkDecision) -> Sequence[Region]:
+def _found(facts: Facts, decision: ChunkDecision) -> tuple[Region, ...]:
     """The regions of a decision that divide into as many chunks; empty where they are not there."""
-    found = _layers(state, decision) if decision.kind == LAYERS else _regions(state, decision)
-    graph, count = state.model.graph, decision.count
-    divides = count > 1 and all(region.divisor(graph) % count == 0 for region in found)
+    if decision.kind == LAYERS:
+        found = _layers(facts, decision)
+    else:
+        found = again(facts, decision.seeds, decision.axis)
+    count = decision.count
+    divides = count > 1 and all(region.divisor(facts.graph) % count == 0 for region in found)
     return found if divides else ()
 
 
-def _regions(state: State, decision: ChunkDecision) -> Sequence[Region]:
-    graph = state.model.graph
-    shapes = [t.shape for name in decision.seeds if (t := graph.tensor_named(name)) is not None]
-    if any(decision.axis >= len(shape) for shape in shapes):
-        return ()
-    found = again(state, Candidate(decision.seeds, decision.axis, ()))
-    return () if found is None else found.regions
-
-
-def _layers(state: State, decision: ChunkDecision) -> Sequence[Region]:
-    graph = state.model.graph
+def _layers(facts: Facts, decision: ChunkDecision) -> tuple[Region, ...]:
+    graph = facts.graph
     seed = graph.tensor_named(decision.seeds[0]) if decision.seeds else None
     places = {node.name: node.id for node in graph.nodes}
     first, last = (places.get(name or "") for name in (decision.first, decision.last))
     if seed is None or first is None or last is None or decision.axis >= len(seed.shape):
         return ()
-    region = turn_again(facts_of(state.model), seed.id, decision.axis, first, last)
+    region = turn_again(facts, seed.id, decision.axis, first, last)
     return () if region is None else (region,)

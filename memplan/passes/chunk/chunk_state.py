@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import log
 
 import numpy as np
 import numpy.typing as npt
 
 from memplan.ops.book import SHAPE_READERS
-from memplan.passes.chunk.chunk_writer import write_chunks
-from memplan.passes.chunk.region import Region
+from memplan.passes.chunk.chunk_writer import Part, write_chunks
 from memplan.passes.surgery import reopened
 from memplan.proto.edit import copied
 from memplan.proto.nodes import operator_key
@@ -28,22 +26,16 @@ Array = npt.NDArray[np.generic]
 @dataclass(frozen=True, slots=True)
 class State:
     """A model on the way, with its simulation and floor (bytes, resident ones and workspace
-    included). ``pieces``: tensors that are chunks already."""
+    included)."""
 
     model: OpenModel
     timeline: Timeline
     floor_bytes: int
-    pieces: frozenset[str] = frozenset()
 
     @property
     def peak_bytes(self) -> int:
         """What a budget is held against."""
         return self.timeline.peak_with_workspace_bytes
-
-    def gain_over(self, before: State) -> float:
-        """By what share peak and floor are lower, added: the lower the floor, the more
-        recomputation can do."""
-        return log(before.peak_bytes / self.peak_bytes) + log(before.floor_bytes / self.floor_bytes)
 
 
 def with_sizes(model: OpenModel) -> OpenModel:
@@ -99,9 +91,7 @@ def sized(model: OpenModel, timeline: Timeline) -> State:
     return state_of(found, timeline if same else simulate(found.graph, timeline.session))
 
 
-def chunked(state: State, regions: Sequence[Region], count: int) -> State:
-    """The model with ``regions``, which share no node, in ``count`` chunks each."""
-    edit = write_chunks(state.model, regions, count)
-    after = edit.opened()
-    found = state_of(after, simulate(after.graph, state.timeline.session))
-    return replace(found, pieces=state.pieces | edit.types.keys())
+def chunked(state: State, parts: Sequence[Part]) -> State:
+    """The model with ``parts``, which share no node, in chunks."""
+    after = write_chunks(state.model, parts).opened()
+    return state_of(after, simulate(after.graph, state.timeline.session))

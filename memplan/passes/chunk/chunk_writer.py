@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from memplan.ir.graph import ABSENT, Node
+from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.ops.book import PRODUCTS
 from memplan.ops.facets import SUM, WHOLE, Use
 from memplan.passes.chunk.region import Region, merged
@@ -35,46 +35,54 @@ _GEMM_TYPES = frozenset(
 )
 
 
-def write_chunks(model: OpenModel, regions: Sequence[Region], count: int) -> ModelEdit:
-    """``model`` with ``regions``, which share no node, in ``count`` chunks each."""
-    writer = _Writer(model, merged(regions), count)
-    writer.edit.write(list(writer.nodes()))
-    return writer.edit
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Regions that run in ``count`` chunks each."""
+
+    regions: tuple[Region, ...]
+    count: int
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes of the graph."""
+        return sum(len(region.uses) for region in self.regions)
+
+    @property
+    def added(self) -> int:
+        """About how many nodes it adds."""
+        return self.nodes * (self.count - 1)
 
 
-@dataclass(slots=True)
-class _Chunk:
-    """One chunk of a block while it is written: the names of its slices, by tensor and axis."""
+class Chunked:
+    """Parts of a graph that share no node, as one region; ``count``: of the chunks of a node."""
 
-    place: int
-    slices: dict[tuple[int, int], str] = field(default_factory=dict)
-
-
-class _Writer:
-    """Writes the nodes of a graph, those of a region in chunks."""
-
-    def __init__(self, model: OpenModel, region: Region, count: int) -> None:
-        self.graph, self.region, self.count = model.graph, region, count
-        self.edit = ModelEdit(model)
-        self.bounds: dict[tuple[int, ...], str] = {}
-        self.pieces: dict[tuple[int, int], str] = {}
-        self.sums: dict[int, str] = {}
+    def __init__(self, graph: Graph, parts: Sequence[Part]) -> None:
+        self.graph = graph
+        self.region = merged([region for part in parts for region in part.regions])
+        self.count = {
+            n: part.count for part in parts for region in part.regions for n in region.uses
+        }
         self.blocks: dict[int, list[int]] = {}
-        for node, block in region.block.items():
+        for node, block in self.region.block.items():
             self.blocks.setdefault(block, []).append(node)
 
-    def nodes(self) -> Iterator[onnx.NodeProto]:
-        """All nodes: the others in their order, a block as soon as it can run."""
-        for item in self._order():
-            if item < 0:
-                yield from self._block(self.blocks[-1 - item])
-            elif item in self.region.late:
-                yield self._late(item)
-            else:
-                yield self.edit.original(item)
+    def handed_on(self, tensor: int, reader: int) -> bool:
+        """Whether a node reads a tensor in the pieces in which a region made it."""
+        use, made = self.region.uses.get(reader), self.graph.tensors[tensor]
+        if use is None or self.count.get(made.producer) != self.count[reader]:
+            return False
+        axis, node = self.region.axis[tensor], self.graph.nodes[reader]
+        read = {use.reads[slot] for slot, each in enumerate(node.inputs) if each == tensor}
+        return axis >= 0 and read == {axis}
 
-    def _order(self) -> Iterator[int]:
-        """Nodes outside and ``-1 - block``: whatever can run and stands first in the file."""
+    def joined(self, tensor: int) -> bool:
+        """Whether anything reads the whole of what a region makes along an axis."""
+        value = self.graph.tensors[tensor]
+        return value.is_output or not all(self.handed_on(tensor, r) for r in value.readers)
+
+    def order(self) -> list[int]:
+        """Nodes outside, as ``-1 - block`` the blocks, and late additions: whatever can run and
+        stands first in the file. Not all of them where blocks wait for each other."""
         before = self._dependencies()
         after: dict[int, list[int]] = {}
         for item, needs in before.items():
@@ -84,24 +92,26 @@ class _Writer:
         place = {item: item if item >= 0 else self.blocks[-1 - item][0] for item in before}
         ready = [(place[item], item) for item, needs in missing.items() if not needs]
         heapq.heapify(ready)
+        found: list[int] = []
         while ready:
             _, item = heapq.heappop(ready)
-            yield item
+            found.append(item)
             for reader in after.get(item, ()):
                 missing[reader] -= 1
                 if not missing[reader]:
                     heapq.heappush(ready, (place[reader], reader))
+        return found if len(found) == len(before) else []
 
     def _dependencies(self) -> dict[int, set[int]]:
         """What must run before each item; a late addition is an item of its own."""
-        block, late = self.region.block, self.region.late
+        block, late, tensors = self.region.block, self.region.late, self.graph.tensors
         before: dict[int, set[int]] = {}
         for node in self.graph.nodes:
             inside = node.id in block
             item = -1 - block[node.id] if inside else node.id
             needs = before.setdefault(item, set())
             for slot, tensor in enumerate((*node.inputs, *node.captured)):
-                producer = self.graph.tensors[tensor].producer if tensor != ABSENT else -1
+                producer = tensors[tensor].producer if tensor != ABSENT else -1
                 if producer < 0 or (inside and slot == self.region.uses[node.id].shape_slot):
                     continue
                 source = -1 - block[producer] if producer in block else producer
@@ -113,13 +123,52 @@ class _Writer:
                     needs.add(source)
         return before
 
+
+def write_chunks(model: OpenModel, parts: Sequence[Part]) -> ModelEdit:
+    """``model`` with ``parts``, which share no node, in chunks."""
+    writer = _Writer(model, Chunked(model.graph, parts))
+    writer.edit.write(list(writer.nodes()))
+    return writer.edit
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """One chunk of ``count`` of a block while it is written: the names of its slices, by tensor
+    and axis."""
+
+    place: int
+    count: int
+    slices: dict[tuple[int, int], str] = field(default_factory=dict)
+
+
+class _Writer:
+    """Writes the nodes of a graph, those of a region in chunks."""
+
+    def __init__(self, model: OpenModel, chunked: Chunked) -> None:
+        self.graph, self.chunked, self.region = model.graph, chunked, chunked.region
+        self.edit = ModelEdit(model)
+        self.bounds: dict[tuple[int, ...], str] = {}
+        self.pieces: dict[tuple[int, int], str] = {}
+        self.sums: dict[int, str] = {}
+
+    def nodes(self) -> Iterator[onnx.NodeProto]:
+        """All nodes: the others in their order, a block as soon as it can run."""
+        for item in self.chunked.order():
+            if item < 0:
+                yield from self._block(self.chunked.blocks[-1 - item])
+            elif item in self.region.late:
+                yield self._late(item)
+            else:
+                yield self.edit.original(item)
+
     def _block(self, members: list[int]) -> Iterator[onnx.NodeProto]:
-        for place in range(self.count):
-            chunk = _Chunk(place)
+        count = self.chunked.count[members[0]]
+        for place in range(count):
+            chunk = _Chunk(place, count)
             for member in members:
                 yield from self._part(self.graph.nodes[member], chunk)
         for member in members:
-            yield from self._joined(self.graph.nodes[member], frozenset(members))
+            yield from self._joined(self.graph.nodes[member], count)
 
     def _part(self, node: Node, chunk: _Chunk) -> Iterator[onnx.NodeProto]:
         """A node of the region in one chunk, behind the slices that it is the first to read."""
@@ -130,10 +179,10 @@ class _Writer:
                 reads.append("")
             elif slot == use.shape_slot:
                 made = node.outputs[0]
-                reads.append(self._ints(list(self._shape(made, use.makes[0]))))
+                reads.append(self._ints(list(self._shape(made, use.makes[0], chunk.count))))
             elif axis == WHOLE:
                 reads.append(self.graph.tensors[tensor].name)
-            elif tensor in self.region.axis:
+            elif self.chunked.handed_on(tensor, node.id):
                 reads.append(self.pieces[tensor, chunk.place])
             else:
                 if (tensor, axis) not in chunk.slices:
@@ -144,19 +193,19 @@ class _Writer:
         part.input[:] = reads
         for slot, tensor in enumerate(node.outputs):
             if tensor != ABSENT and use.makes[slot] != SUM:
-                name = self._tensor(tensor, f"/chunk{chunk.place}", use.makes[slot])
+                name = self._tensor(tensor, f"/chunk{chunk.place}", use.makes[slot], chunk.count)
                 self.pieces[tensor, chunk.place] = part.output[slot] = name
         if all(axis == WHOLE for axis in use.reads):
             part.metadata_props.add(key=CHUNK_KEY, value=str(chunk.place))
         if use.sums:
-            yield from self._summand(node, use, part, chunk.place)
+            yield from self._summand(node, use, part, chunk)
         else:
             yield part
 
     def _slice(self, tensor: int, axis: int, chunk: _Chunk, reader: Node) -> onnx.NodeProto:
         value = self.graph.tensors[tensor]
-        length = value.shape[axis] // self.count
-        name = self._tensor(tensor, f"/chunk{chunk.place}", axis)
+        length = value.shape[axis] // chunk.count
+        name = self._tensor(tensor, f"/chunk{chunk.place}", axis, chunk.count)
         chunk.slices[tensor, axis] = name
         bounds = [chunk.place * length, (chunk.place + 1) * length, axis]
         reads = [value.name, *(self._ints([bound]) for bound in bounds)]
@@ -166,15 +215,15 @@ class _Writer:
         return cut
 
     def _summand(
-        self, node: Node, use: Use, part: onnx.NodeProto, place: int
+        self, node: Node, use: Use, part: onnx.NodeProto, chunk: _Chunk
     ) -> Iterator[onnx.NodeProto]:
         """The part, added to the sum of those before; the last sum has the name of the whole."""
-        made = node.outputs[0]
-        last, late = place == self.count - 1, node.id in self.region.late
+        made, place = node.outputs[0], chunk.place
+        last, late = place == chunk.count - 1, node.id in self.region.late
         if place == 0:
             if late:
                 del part.input[use.addend :]
-            total = self._tensor(made, "/sum0", WHOLE)
+            total = self._tensor(made, "/sum0")
             part.output[0] = self.sums[made] = total
             yield part
             return
@@ -221,28 +270,26 @@ class _Writer:
             "Add", [total, added], [made], name=self._node(f"{node.name}/add", node)
         )
 
-    def _joined(self, node: Node, members: frozenset[int]) -> Iterator[onnx.NodeProto]:
-        """The whole of every output that is read outside the region."""
+    def _joined(self, node: Node, count: int) -> Iterator[onnx.NodeProto]:
+        """The whole of every output of which it is read."""
         for tensor, axis in zip(node.outputs, self.region.uses[node.id].makes, strict=True):
-            if tensor == ABSENT or axis == SUM:
+            if tensor == ABSENT or axis == SUM or not self.chunked.joined(tensor):
                 continue
             value = self.graph.tensors[tensor]
-            if not value.is_output and all(r in self.region.uses for r in value.readers):
-                continue
-            pieces = [self.pieces[tensor, place] for place in range(self.count)]
+            pieces = [self.pieces[tensor, place] for place in range(count)]
             label = self._node(f"{value.name}/join", node)
             yield helper.make_node("Concat", pieces, [value.name], name=label, axis=axis)
 
-    def _shape(self, tensor: int, axis: int = WHOLE) -> tuple[int, ...]:
-        """The shape of a tensor, or of its chunks along an axis."""
+    def _shape(self, tensor: int, axis: int, count: int) -> tuple[int, ...]:
+        """The shape of one of so many chunks of a tensor along an axis; WHOLE: of all of it."""
         shape = self.graph.tensors[tensor].shape
-        return tuple(d // self.count if k == axis else d for k, d in enumerate(shape))
+        return tuple(d // count if k == axis else d for k, d in enumerate(shape))
 
-    def _tensor(self, tensor: int, suffix: str, axis: int = WHOLE) -> str:
+    def _tensor(self, tensor: int, suffix: str, axis: int = WHOLE, count: int = 1) -> str:
         """A new name for a part of a tensor."""
         value = self.graph.tensors[tensor]
         name = self.edit.fresh(value.name + suffix)
-        self.edit.types[name] = TensorType(value.dtype, self._shape(tensor, axis))
+        self.edit.types[name] = TensorType(value.dtype, self._shape(tensor, axis, count))
         return name
 
     def _node(self, stem: str, origin: Node) -> str:

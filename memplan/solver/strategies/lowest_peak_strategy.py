@@ -28,20 +28,24 @@ class Lowest(Strategy):
     """``--budget min``: not by name. The problem's budget is the floor: no plan goes below it.
 
     ``strategy`` makes the plan for the lowest budget; where it is not the search, that is the
-    lowest of those that it is asked for by halving.
+    lowest of those that it is asked for by halving. ``seconds``: of which the peak has its share,
+    where a limit may cut them short (0: the limit): so what is reached by then does not depend on
+    the limit.
     """
 
     name: ClassVar[str] = "lowest"
     summary: ClassVar[str] = "the lowest peak, then the least extra time"
     source: ClassVar[str] = "memplan (docs/how/planner.md)"
     strategy: Strategy
+    seconds: float = 0.0
 
     def solve(
         self, problem: Problem, time_limit: float, progress: Progress | None = None
     ) -> Outcome:
         """The outcome for the least budget at which something was found."""
         deadline = Deadline(time_limit)
-        down = self.down(problem, deadline.share(_DOWN))
+        share = _DOWN * (self.seconds or time_limit)
+        down = self.down(problem, deadline.share(most=share))
         left = max(0.01, deadline.left)
         aimed = replace(problem, budget=down.peak, known=(down.sequence,))
         outcome = self.strategy.solve(aimed, left, progress)
@@ -63,7 +67,7 @@ class Lowest(Strategy):
         begin = min(every, key=lambda decision: decision.peak)
         if search.iterations:
             deadline = Deadline()
-        found = valleys(problem, begin, deadline.left)
+        found = valleys(problem, begin, deadline.left) if not problem.known else [begin]
         turn = 0
         while True:
             rounds = min(search.iterations or 1 << turn, RESTARTS)
@@ -91,9 +95,9 @@ class Lowest(Strategy):
 
 
 def valleys(problem: Problem, begin: Decision, seconds: float) -> list[Decision]:
-    """Plans to drive the peak down from: ``begin``, and the one that keeps what crosses segment
-    boundaries, looked for in so many seconds: on recurrent networks, and where masks fill the
-    memory, it leads lower."""
+    """Plans to drive the peak down from, the lowest first: ``begin``, and the one that keeps what
+    crosses segment boundaries, looked for in so many seconds: on recurrent networks, and where
+    masks fill the memory, it leads lower."""
     from memplan.solver.evaluate import decide
     from memplan.solver.forms import without_forms
 
@@ -101,7 +105,7 @@ def valleys(problem: Problem, begin: Decision, seconds: float) -> list[Decision]
     if forward is None or not forward[problem.order].any():
         return [begin]
     kept = Segments().solve(without_forms(problem), seconds).decision
-    return [begin, decide(problem, kept.sequence)]
+    return sorted((begin, decide(problem, kept.sequence)), key=lambda each: each.peak)
 
 
 def driven_down(

@@ -12,8 +12,9 @@ from helpers.problems import Clock
 from helpers.proofs import proof
 from memplan.deadline import Deadline
 from memplan.errors import UsageError
-from memplan.passes.chunk.asked import LAYERS, NO_TIME, REGIONS, Asked, Room, parse_chunks
-from memplan.passes.chunk.choose_chunks import ChunkRegions
+from memplan.passes.chunk.asked import NO_TIME, Asked, Room, parse_chunks
+from memplan.passes.chunk.choose_chunks import Chunks
+from memplan.passes.chunk.chunk_candidates import LAYERS, REGIONS
 from memplan.passes.chunk.chunk_state import state_of
 from memplan.simulate.timeline import simulate
 
@@ -42,7 +43,7 @@ def test_parse_refuses(text: str) -> None:
 
 
 def test_logits_in_chunks_lower_peak_and_floor_at_no_more_flops() -> None:
-    before, after, note = by_pass(ChunkRegions(), BIG)
+    before, after, note = by_pass(Chunks(), BIG)
     assert note == "the region of 'logits' in 8 chunks"
     assert after.peak_bytes < 0.4 * before.peak_bytes
     assert after.floor_bytes < 0.3 * before.floor_bytes
@@ -55,12 +56,12 @@ def test_regions_are_the_best_of_those_there_was_time_for() -> None:
     peaks = []
     for looks in range(1, 12):
         room = Room(Deadline(looks, Clock(1.0)), 0.0)
-        before, after, note = by_pass(ChunkRegions(room=room), BIG)
+        before, after, note = by_pass(Chunks(room=room), BIG)
         assert (note == NO_TIME) == (after.model is before.model)
         peaks.append(after.peak_bytes)
     assert peaks == sorted(peaks, reverse=True)
     assert peaks[0] == before.peak_bytes
-    assert peaks[-1] == by_pass(ChunkRegions(), BIG)[1].peak_bytes
+    assert peaks[-1] == by_pass(Chunks(), BIG)[1].peak_bytes
     assert len(set(peaks)) > 2
 
 
@@ -79,29 +80,29 @@ PEAK = state_from(BIG).peak_bytes
 @pytest.mark.parametrize(
     ("chunks", "why"),
     [
-        (ChunkRegions(count=3), "no region saves anything"),  # 3 does not divide the rows
-        (ChunkRegions(budget_bytes=PEAK), "not needed: within the budget"),
+        (Chunks(count=3), "no region saves anything"),  # 3 does not divide the rows
+        (Chunks(budget_bytes=PEAK), "not needed: within the budget"),
     ],
 )
-def test_what_needs_or_allows_no_chunks_stays_whole(chunks: ChunkRegions, why: str) -> None:
+def test_what_needs_or_allows_no_chunks_stays_whole(chunks: Chunks, why: str) -> None:
     before, after, note = by_pass(chunks, BIG)
     assert note == why
     assert after.model is before.model
 
 
 def test_a_budget_ends_the_search() -> None:
-    assert by_pass(ChunkRegions(budget_bytes=PEAK // 2), BIG)[1].peak_bytes <= PEAK // 2
+    assert by_pass(Chunks(budget_bytes=PEAK // 2), BIG)[1].peak_bytes <= PEAK // 2
 
 
 def test_other_sessions_and_opsets_are_left_alone() -> None:
     state = state_from(BIG)
     plain = simulate(state.model.graph, REUSING)
-    assert ChunkRegions().apply(state.model, plain).model is state.model
+    assert Chunks().apply(state.model, plain).model is state.model
     old = state_from(
         '<ir_version: 8, opset_import: ["" : 12]> g (float[8, 4] x) => (float[8, 4] y) '
         "{ [n] y = Exp(x) }"
     )
-    assert "opset" in ChunkRegions().apply(old.model, old.timeline).note
+    assert "opset" in Chunks().apply(old.model, old.timeline).note
 
 
 SEQUENCES = """
@@ -121,9 +122,9 @@ def test_logits_of_sequences_go_in_chunks_of_the_batch_through_the_view(
     model = memplan.gradients(parse(SEQUENCES.replace("B,", f"{given},")), "loss", ["x", "w"])
     before = state_from(model, dims={"B": batch} if given == "B" else None)
     if batch == 3:  # it does not divide
-        assert ChunkRegions(2).apply(before.model, before.timeline).model is before.model
+        assert Chunks(count=2).apply(before.model, before.timeline).model is before.model
         return
-    found = ChunkRegions().apply(before.model, before.timeline)
+    found = Chunks().apply(before.model, before.timeline)
     assert found.note == "the region of 'logits' in 4 chunks"
     after = state_of(found.model, simulate(found.model.graph, TUNED))
     assert after.peak_bytes < 0.5 * before.peak_bytes

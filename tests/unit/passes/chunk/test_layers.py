@@ -15,14 +15,18 @@ from helpers.proofs import proof
 from memplan.deadline import Deadline
 from memplan.passes.change import facts_of
 from memplan.passes.chunk.asked import NO_TIME, Room
-from memplan.passes.chunk.chunk_candidates import seeds
-from memplan.passes.chunk.chunk_layers import ChunkLayers
+from memplan.passes.chunk.choose_chunks import Chunks
+from memplan.passes.chunk.chunk_candidates import LAYERS, seeds
 from memplan.passes.chunk.chunk_state import State, chunked
+from memplan.passes.chunk.chunk_writer import Part
+from memplan.passes.chunk.outline import Outline
 from memplan.passes.chunk.turn import Turn, turns
 
 
 def turns_of(state: State, axis: int = 0) -> list[Turn]:
-    seed = seeds(state, 0)[0]
+    whole = Outline(state.model.graph, state.timeline).estimate(())
+    assert whole is not None
+    seed = seeds(state.model.graph, whole)[0]
     return list(turns(facts_of(state.model), state.model.phases.forward, seed, axis))
 
 
@@ -46,7 +50,7 @@ def test_what_counts_rows_is_computed_ahead() -> None:
 
 
 def test_layers_lower_the_peak_at_no_more_flops() -> None:
-    before, after, note = by_pass(ChunkLayers(), layered())
+    before, after, note = by_pass(Chunks(kind=LAYERS), layered())
     assert note.endswith("forward and backward, in 8 chunks")
     assert after.peak_bytes < 0.4 * before.peak_bytes
     assert after.floor_bytes <= before.floor_bytes
@@ -55,36 +59,38 @@ def test_layers_lower_the_peak_at_no_more_flops() -> None:
 
 
 def test_a_budget_takes_as_few_nodes_as_it_needs() -> None:
-    before, lowest, _ = by_pass(ChunkLayers(), layered())
-    _, after, note = by_pass(ChunkLayers(budget_bytes=int(0.8 * before.peak_bytes)), layered())
+    before, lowest, _ = by_pass(Chunks(kind=LAYERS), layered())
+    _, after, note = by_pass(
+        Chunks(kind=LAYERS, budget_bytes=int(0.8 * before.peak_bytes)), layered()
+    )
     assert after.peak_bytes <= 0.8 * before.peak_bytes
     assert len(after.model.graph.nodes) < len(lowest.model.graph.nodes)
     assert note.endswith("in 2 chunks")
 
 
 def test_what_no_chunks_can_hold_gets_the_most() -> None:
-    _, lowest, most = by_pass(ChunkLayers(), layered())
-    _, after, note = by_pass(ChunkLayers(budget_bytes=1), layered())
+    _, lowest, most = by_pass(Chunks(kind=LAYERS), layered())
+    _, after, note = by_pass(Chunks(kind=LAYERS, budget_bytes=1), layered())
     assert (after.peak_bytes, note) == (lowest.peak_bytes, most)
 
 
 def test_what_there_is_no_time_to_write_is_not_made() -> None:
-    before, most, _ = by_pass(ChunkLayers(), layered())
+    before, most, _ = by_pass(Chunks(kind=LAYERS), layered())
     nodes = len(most.model.graph.nodes)
     still = Deadline(1.0, lambda: 0.0)
-    _, same, _ = by_pass(ChunkLayers(room=Room(still, 0.9 / nodes)), layered())
+    _, same, _ = by_pass(Chunks(kind=LAYERS, room=Room(still, 0.9 / nodes)), layered())
     assert len(same.model.graph.nodes) == nodes
-    _, fewer, note = by_pass(ChunkLayers(room=Room(still, 1.5 / nodes)), layered())
+    _, fewer, note = by_pass(Chunks(kind=LAYERS, room=Room(still, 1.5 / nodes)), layered())
     assert note.endswith("in 4 chunks")
     assert len(fewer.model.graph.nodes) < nodes / 1.5
-    _, none, note = by_pass(ChunkLayers(room=Room(still, 1.0)), layered())
+    _, none, note = by_pass(Chunks(kind=LAYERS, room=Room(still, 1.0)), layered())
     assert note == NO_TIME
     assert len(none.model.graph.nodes) == len(before.model.graph.nodes)
 
 
 @pytest.mark.parametrize("model", [layered(rows=2047), layered(rows=128)], ids=["odd", "few"])
 def test_rows_that_do_not_divide_are_left_alone(model: onnx.ModelProto) -> None:
-    before, after, note = by_pass(ChunkLayers(), model)
+    before, after, note = by_pass(Chunks(kind=LAYERS), model)
     assert note == "no layers divide into chunks with enough rows"
     assert after.model is before.model
 
@@ -103,7 +109,7 @@ def test_what_needs_the_whole_batch_keeps_layers_together() -> None:
     feeds = drawn(before.model)
     expected = runs(before.model, feeds)
     for turn in turns_of(before):
-        after = chunked(before, [turn.region], 4)
+        after = chunked(before, [Part((turn.region,), 4)])
         assert proof(before.model.prepared.proto, after.model.prepared.proto).reason is None
         for name, value in runs(after.model, feeds).items():
             np.testing.assert_allclose(value, expected[name], rtol=1e-4, err_msg=name)

@@ -67,26 +67,16 @@ def test_a_right_step_is_equal_within_rounding() -> None:
     assert json.loads(json.dumps(check.as_json()))["verdict"] == "equal"
 
 
-OPTIMIZERS = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
-    "adam": lambda p: torch.optim.Adam(p, lr=0.1),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5),
-    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
-    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
-}
-
-
 @pytest.mark.parametrize(
-    ("name", "treatment"),
+    ("optimizer", "treatment"),
     [
-        *((name, {}) for name in OPTIMIZERS),
-        ("sgd", {"clip_norm": 0.1}),
-        ("adam", {"scaler": "dynamic"}),
-        ("adafactor", {"scaler": "dynamic"}),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True), {"clip_norm": 0.1}),
+        (lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5), {}),
+        (lambda p: torch.optim.Adafactor(p, lr=0.1), {"scaler": "dynamic"}),
     ],
 )
-def test_updates_are_those_of_the_optimizer(name: str, treatment: Any) -> None:
-    check = memplan.capture(step(OPTIMIZERS[name], **treatment)).check
+def test_updates_are_those_of_the_optimizer(optimizer: Any, treatment: Any) -> None:
+    check = memplan.capture(step(optimizer, **treatment)).check
     assert check is not None
     assert check.verdict is Verdict.EQUAL
     assert check.steps == (4 if "scaler" in treatment else 2)

@@ -153,10 +153,8 @@ def _nest(model: onnx.ModelProto, r: random.Random) -> None:
     node = onnx.NodeProto.FromString(model.graph.node[k].SerializeToString())
     outputs = [name for name in node.output if name]
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
-    body, flag = (
-        helper.make_graph([node], "body", [], values),
-        f"flag{len(model.graph.initializer)}",
-    )
+    body = helper.make_graph([node], "body", [], values)
+    flag = f"flag{len(model.graph.initializer)}"
     model.graph.initializer.append(numpy_helper.from_array(np.array(True), flag))
     nested = helper.make_node("If", [flag], outputs, then_branch=body, else_branch=body)
     model.graph.node[k].CopyFrom(nested)
@@ -183,8 +181,6 @@ def _shrink(model: onnx.ModelProto, r: random.Random) -> None:
 
 _GENTLE = (_edited, _edited, _edited, _forget, _shrink, _nest)
 _SHARE_OF_GENTLE = 0.4
-
-
 _VALUES = ("-1", "0", "9" * 4000, "1e400", "nan", "true", '""', "[]", "{}", "[1]", "{a = 1}")
 _VALUES += ('"\\u001b[31m"', '"1%"', "0x7fffffffffffffffffff", "[" * 3000 + "]" * 3000)
 _LINES = ("<<<<<<< HEAD", "[[models]]", "[models.x.y.z]", '"""', "\0", "# " + "x" * 10_000)

@@ -1,8 +1,7 @@
-"""``memplan.sweep``: the grid, its figures, what fails, what goes on, and what it says."""
+"""``memplan.sweep``: the grid, its figures, what fails, and what goes on."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -296,23 +295,3 @@ def test_whatever_is_raised_is_an_answer(
     assert isinstance(found, Failure)
     assert found.exit_code == code
     assert "\n" not in found.message
-
-
-# --- What it shows
-
-
-def test_text_and_json_have_every_point(model: Path) -> None:
-    found = swept(model, "60%", "1kB", dims={"N": [256]})
-    lines = repr(found).splitlines()
-    assert lines[0] == "<Sweep 2 points: 1 planned, 1 infeasible>"
-    assert len(lines) <= 13
-    content = json.loads(json.dumps(found.as_json()))
-    assert content["schema"] == "memplan.sweep/1"
-    assert [p["status"] for p in content["points"]] == ["planned", "infeasible"]
-    first, second = content["points"]
-    assert first.keys() == second.keys()
-    assert first["dims"] == {"N": 256}
-    assert second["error"]["exit_code"] == EXIT_INFEASIBLE
-    assert second["extra_cost_fraction"] is None
-    assert content["effort"] == 50
-    assert content["runtime"]["cpu"]["installed"]

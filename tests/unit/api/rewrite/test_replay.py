@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -279,6 +280,16 @@ def test_state_that_a_plan_was_not_made_for_is_no_bug_of_ours(tmp_path: Path) ->
     data = json.loads(rewrite(model, asked, dry_run=True).record.text())
     data["settings"]["state"] = ["in-place"]
     with pytest.raises(PlanError):
+        replay(model, sealed(data), dry_run=True)
+
+
+@pytest.mark.rejects
+def test_forms_in_a_wrong_order_are_found() -> None:
+    model = SAMPLES / "gpt_dropout.onnx"
+    data = json.loads(rewrite(model, options("60%"), dry_run=True).record.text())
+    assert any(isinstance(step, dict) for step in data["sequence"])
+    random.Random(1).shuffle(data["sequence"])
+    with pytest.raises(PlanError, match="the plan does not hold"):
         replay(model, sealed(data), dry_run=True)
 
 

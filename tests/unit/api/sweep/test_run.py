@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 import memplan
+from helpers.chunking import layered
 from helpers.sweeps import batched, swept
 from helpers.training_steps import long_skips
 from memplan.api.sweep import solve, sweeping
@@ -235,6 +236,25 @@ def test_a_fit_that_cannot_be_looked_for_says_why(model: Path, tmp_path: Path) -
     other = swept(model, fit="400kB", fit_dim="M")
     assert other.error is not None
     assert other.error.message == "no input has a dimension 'M'"
+
+
+def test_points_fit_in_chunks_that_do_not_without(tmp_path: Path) -> None:
+    dims = {"R": (1024, 2048)}
+    model = layered(depth=2)
+    for value in model.graph.input:
+        first = value.type.tensor_type.shape.dim[0]
+        if first.dim_value == 2048:
+            first.Clear()
+            first.dim_param = "R"
+    del model.graph.value_info[:]
+    path = tmp_path / "layers.onnx"
+    onnx.save(model, path)
+    without = swept(path, "35%", dims=dims)
+    chunks = swept(path, "35%", dims=dims, chunk="layers")
+    assert not [point for point in without.points if point.planned]
+    for point in chunks.points:
+        assert point.planned
+        assert point.planned.extra_cost_fraction > 0
 
 
 # --- Wrong use, before any work

@@ -63,17 +63,25 @@ REFUSED: dict[str, tuple[tuple[nn.Module, ...], Any, tuple[str, ...], str]] = {
     "operator": ((Middle(),), whole, (NO_FORM, SECOND, inside(Middle.forward)), ""),
     "operator in the loss function": ((), aside, (NO_FORM, inside(aside)), ""),
     "operator beside a user's backward": ((Middle(),), twice, (SECOND, inside(Middle.forward)), ""),
-    "branch": ((Branching(),), whole, (SECOND, inside(Branching.forward)), "torch.where"),
+    "branch": (
+        (Branching(),),
+        whole,
+        ("torch.export refuses the model: ", SECOND, inside(Branching.forward)),
+        "torch.where",
+    ),
     "all batches": ((nn.BatchNorm1d(4, momentum=None),), whole, (SECOND,), "momentum=None"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_where_it_stands_and_what_to_do(name: str) -> None:
+def test_where_it_stands_and_what_to_do(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """In one line, and nothing of PyTorch's own beside it."""
     behind, step, message, hint = REFUSED[name]
     found = refusal(nn.Sequential(nn.Linear(4, 4), *behind), step)
     assert [part for part in message if part not in found.message] == []
     assert hint in found.hint
+    assert "\n" not in found.message
+    assert capfd.readouterr().err == ""
 
 
 def test_a_step_that_takes_a_gradient_by_itself() -> None:

@@ -119,6 +119,16 @@ def test_a_rule_with_a_wrong_shape() -> None:
     assert "a rule of memplan" in caught.value.hint
 
 
+@pytest.mark.usefixtures("own_rules")
+def test_a_rule_with_a_wrong_node() -> None:
+    @gradient("Twice", domain="own")
+    def twice(ctx: Context) -> Gradients:
+        return (ctx.op("MatMul", ctx.dy, ctx.dy),)
+
+    with pytest.raises(ModelError, match="wrong node MatMul"):
+        memplan.gradients(with_type(ROUND), "z", "x")
+
+
 # -- what is built ---------------------------------------------------------------------------------
 
 TWO_LAYERS = """

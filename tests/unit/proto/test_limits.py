@@ -130,6 +130,25 @@ def test_vectors_that_double_take_no_memory_here(in_body: bool) -> None:
     assert stated_types(huge.graph)["y"].shape is None
 
 
+@pytest.mark.parametrize(
+    ("op", "shapes", "elements"),
+    [
+        ("Add", [(64, 1), (1, 64)], 4096),
+        ("Sum", [(64, 1, 1), (1, 64, 1), (1, 1, 64)], 64**3),
+        ("Where", [(100, 1), (1, 100), (1,)], 10_000),
+        ("Concat", [(4000,)] * 5, 20_000),
+        ("Gather", [(50,), (70,)], 3500),
+        ("Neg", [(7, 3)], 21),
+    ],
+)
+def test_the_size_of_what_is_folded_is_known_before(
+    op: str, shapes: list[tuple[int, ...]], elements: int
+) -> None:
+    names = [f"i{k}" for k in range(len(shapes))]
+    values = {name: np.zeros(shape, np.int64) for name, shape in zip(names, shapes, strict=True)}
+    assert fold._grown(helper.make_node(op, names, ["y"]), values) == elements
+
+
 def test_text_is_not_folded_as_if_it_were_numbers() -> None:
     values = {"a": np.asarray("abc", dtype=object)}
     assert fold._grown(helper.make_node("Range", ["a", "a", "a"], ["y"]), values) == np.inf

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from memplan.equivalence.either import either_mask
-from memplan.equivalence.loop_call import Call
+from memplan.equivalence.loop_call import Call, attributes_of
 from memplan.equivalence.normal_forms import Broadcast, Converted, SizeOf, Transposed, View
 from memplan.equivalence.packed import unpacked
 from memplan.equivalence.terms import ABSENT, INT64, Fact, Terms
@@ -84,7 +84,11 @@ def _of_one(call: Call) -> int | None:
 
 
 def _reshape(call: Call) -> int | None:
-    """The bits of a view are those of what it is a view of; the last shape alone counts."""
+    """The bits of a view are those of what it is a view of; the last shape alone counts. In the
+    shape that it has, a tensor is itself, whatever that is (so memplan writes a fence on a GPU)."""
+    own, source = call.terms.made_by(call.read(1), 0), call.reads[:1]
+    if own is not None and own.key == ":Shape" and own.reads == source and not attributes_of(own):
+        return call.read(0)
     shape = call.ints(1, "shape")
     if shape is None:
         return None
@@ -260,8 +264,8 @@ def _dropout(call: Call) -> int | None:
 
 
 def _shape(call: Call) -> int | None:
-    """A constant, where every run has the same."""
-    sizes = call.fact().shape
+    """A constant, where every run has the same; before dimension 0 there is none in any."""
+    sizes = () if call.attributes.get("end") == 0 else call.fact().shape
     if sizes is None:
         return None
     part = sizes[call.attributes.get("start", 0) : call.attributes.get("end", len(sizes))]

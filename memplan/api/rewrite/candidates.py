@@ -185,15 +185,13 @@ def candidates(variant: Variant, goal: Goal) -> Iterator[Candidate]:
     if asked is not None:
         for each in every[:1] if asked.optional else every:
             for kind, count in asked.tries(goal.lowest):
-                yield replace(each, chunk=Chunks(count, goal.budget_bytes, kind=kind))
+                yield replace(each, chunk=Chunks(count, goal.room_bytes, kind=kind))
 
 
 def _with_loops(variant: Variant, goal: Goal) -> Iterator[Candidate]:
     """The variant with every choice of what its loops store, by rising cost."""
     model, costs = variant.model, goal.costs
-    changes = loop_steps(
-        model, goal.session, goal.loops, costs, goal.budget_bytes, goal.options.loss
-    )
+    changes = loop_steps(model, goal.session, goal.loops, costs, goal.room_bytes, goal.options.loss)
     if goal.loops in (AUTO, NONE):
         yield Candidate(variant)
     whole = step_seconds(costs, model.graph)

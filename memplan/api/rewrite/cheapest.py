@@ -281,7 +281,7 @@ def _prepared(entry: _Entry, goal: Goal) -> PlanRequest | Prepared:
         UsageError: a name is not there.
     """
     model = entry.model
-    request = plan_request(model, goal.session, goal.costs, goal.budget_bytes, goal.selectors)
+    request = plan_request(model, goal.session, goal.costs, goal.room_bytes, goal.selectors)
     forms = kinds_for(model.prepared, goal.forms)
     request = replace(request, lowest=goal.lowest, forms=forms)
     return request if goal.session.name == "default" else prepare(request)

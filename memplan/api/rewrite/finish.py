@@ -121,7 +121,10 @@ def finished(planned: Planned, goal: Goal) -> Proved:
         timeline = plain.timeline
     if PROVIDERS[session.provider].plugin:
         model = in_planned_order(
-            model, session, lambda made: opened_anew(made, prepared, session, loss).graph
+            model,
+            session,
+            lambda made: opened_anew(made, prepared, session, loss).graph,
+            exact=prepared.exact,
         )
         # Its shapes are the host's: what the device holds is as before.
         graph = sound_timeline(model, prepared, planned.plan, session, loss).graph

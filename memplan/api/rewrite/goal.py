@@ -67,6 +67,8 @@ class Goal:
     (:mod:`memplan.api.rewrite.finish`).
 
     ``searched``: the seconds of every search so far, by the clock; those that found nothing, too.
+
+    ``copied_bytes``: by how much copies to a GPU took a plan for this goal over its budget.
     """
 
     options: RewriteOptions
@@ -83,11 +85,17 @@ class Goal:
     prune_alone: bool = False
     selectors: Selectors = NO_SELECTORS
     searched: list[float] = field(default_factory=list, compare=False)
+    copied_bytes: int = 0
 
     @property
     def lowest(self) -> bool:
         """Whether the lowest peak is asked for, and no budget."""
         return not self.budget_bytes
+
+    @property
+    def room_bytes(self) -> int:
+        """What a plan may take."""
+        return self.budget_bytes - self.copied_bytes
 
     @property
     def passes(self) -> tuple[Pass, ...]:

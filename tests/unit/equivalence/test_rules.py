@@ -53,6 +53,44 @@ def test_a_view_of_a_computed_shape_has_the_shape_that_is_known() -> None:
     assert proof(first, first).proved
 
 
+ITSELF = "[t] t = Shape (a) [n] b = Reshape (a, t)"
+FENCE = """[s] s = Shape <start: int = 0, end: int = 0> (other) [t] t = Shape (a)
+ [c] c = Concat <axis: int = 0> (s, t) [n] b = Reshape (a, c)"""
+
+
+@pytest.mark.parametrize("shape", ["2, 3", SYMBOLS, "N, M"])
+@pytest.mark.parametrize(
+    "nodes", [ITSELF, ITSELF.replace("Reshape", "Reshape <allowzero: int = 1>"), FENCE]
+)
+def test_in_the_shape_that_it_has_a_tensor_is_itself(nodes: str, shape: str) -> None:
+    """Whatever the sizes and the rank are."""
+    dims = {name: 2 for name in "NM" if name in shape}
+    plain, same = graph("", "a", shape), graph(nodes, "b", shape)
+    for first, second in ((plain, same), (same, plain)):
+        found = proof(first, second, dims)
+        assert found.proved, found.reason
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Shape (a)", "Shape (other)"),
+        ("Shape (a)", "Shape <end: int = 1> (a)"),
+        ("Shape (a)", "Shape <start: int = 1> (a)"),
+        ("Shape (a)", "com.microsoft.Shape (a)"),
+        ("Reshape (a, ", "Reshape (other, "),
+        ("end: int = 0", "end: int = 1"),
+        ("end: int = 0", "end: int = -1"),
+        ("Concat <axis: int = 0> (s, t)", "Concat <axis: int = 0> (t, t)"),
+        ("Concat <axis: int = 0> (s, t)", "Add (t, t)"),
+    ],
+)
+def test_in_another_shape_it_is_not(old: str, new: str) -> None:
+    assert FENCE.count(old) == 1
+    plain = graph("", "a", "N, M")
+    assert not proof(plain, graph(FENCE.replace(old, new), "b", "N, M"), {"N": 2, "M": 2}).proved
+
+
 def test_what_is_repeated_is_not_what_it_is_made_of() -> None:
     row = "[m] c = ReduceMax (a, zero) "
     for repeated in ("Expand (c, shape)", "Expand (c, turned)", "Tile (c, twice)"):

@@ -97,6 +97,11 @@ def code_folder(name: str) -> Path | None:
     return place
 
 
+def is_empty(folder: Path | None) -> bool:
+    """Whether a folder for compiled code, if there is one, holds none yet."""
+    return folder is None or not any(folder.rglob("*.nbc"))
+
+
 def private_folder(*names: str) -> Path | None:
     """A folder in the user's cache folder, made where it is missing; None where others can write
     there, or this user cannot: that is said in the log."""

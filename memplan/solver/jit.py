@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, TypeVar, cast
 
 from memplan.errors import RuntimeUnavailableError
-from memplan.solver.cache import code_folder, version_name
+from memplan.solver.cache import code_folder, is_empty, version_name
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -58,7 +58,7 @@ class _Cache(_CACHING.FunctionCache):  # type: ignore[misc]
 
 def is_cold() -> bool:
     """Whether nothing of this version has been compiled yet."""
-    return _FOLDER is None or not any(_FOLDER.rglob("*.nbc"))
+    return is_empty(_FOLDER)
 
 
 def compiled(function: Function) -> Function:

@@ -130,6 +130,7 @@ def _capture_here(
     """Capture a step in this process, which is the child: what :class:`StepSizes` has behind the
     file, or why there is none."""
     os.chdir(folder)
+    made = (os.environ["TMPDIR"], str(Path(output).parent), str(cache_folder()))
     opened: dict[str, None] = {}
     sys.addaudithook(lambda event, given: _note(opened, given) if event == "open" else None)
     from memplan.api.capture.capturing import capture
@@ -145,7 +146,6 @@ def _capture_here(
         except MemplanError as error:
             return error
     modules = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
-    made = (os.environ["TMPDIR"], str(Path(output).parent), str(cache_folder()))
     own = {file for file in (*modules, *opened) if file and _is_projects(file, made)}
     heads = {name.partition(".")[0] for name in sys.modules}
     packages = [getattr(sys.modules.get(name), "__file__", None) for name in heads]

@@ -200,7 +200,9 @@ def test_what_code_prints_and_changes_harms_no_report(
     inside: Memplan, step: str, tmp_path: Path
 ) -> None:
     plain = peak(inside, step)
-    loud = STEP.replace("    loss =", '    print("{" * 100000); os.chdir("/")\n    loss =')
+    loud = STEP.replace(
+        "    loss =", '    print("{" * 100000); os.chdir("/"); os.environ.clear()\n    loss ='
+    )
     (tmp_path / "step.py").write_text(loud)
     assert peak(inside, step) == plain
 

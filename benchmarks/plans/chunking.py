@@ -226,7 +226,7 @@ def planned(path: Path, budget: str, device: str | None = None) -> record.Row:
         "peak_bytes": result.timeline.peak_with_workspace_bytes,
         "extra_cost_fraction": result.extra_cost_fraction,
         "chunk_cost_fraction": result.chunk_cost,
-        "bound_fraction": result.plan.bound_fraction,
+        "bound_fraction": result.chunk_bound,
         "recomputed_nodes": result.plan.clones,
     }
 

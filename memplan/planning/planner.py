@@ -65,10 +65,11 @@ class PlanRequest:
 
 
 class NoPlanError(InfeasibleError):
-    """No plan keeps the budget. What its floor is made of is in ``floor``, of ``graph``, and in the
-    hint; callers who know what could lower it say that instead."""
+    """No plan keeps the budget; ``proven``: none can. What its floor is made of is in ``floor``, of
+    ``graph``, and in the hint; callers who know what could lower it say that instead."""
 
-    def __init__(self, prepared: Prepared, message: str, way: str = "") -> None:
+    def __init__(self, prepared: Prepared, message: str, way: str = "", *, proven: bool) -> None:
+        self.proven = proven
         self.graph, self.session = prepared.request.graph, prepared.request.session
         self.floor, self.way = prepared.floor, way
         self.floor_bytes = prepared.floor_bytes
@@ -358,6 +359,7 @@ def _below_floor(prepared: Prepared) -> InfeasibleError:
         prepared,
         f"budget {prepared.request.budget_bytes:,} B is below the floor {need:,} B "
         f"({format_bytes(need)}), which no order and no recomputation can go below",
+        proven=True,
     )
 
 
@@ -369,12 +371,14 @@ def _not_found(prepared: Prepared, decision: Decision, proven: bool) -> Infeasib
             f"no order and no recomputation fits {prepared.request.budget_bytes:,} B (proved); "
             f"the lowest peak reached is {reached:,} B ({format_bytes(reached)})",
             _what_works(prepared, reached),
+            proven=True,
         )
     return NoPlanError(
         prepared,
         f"no plan found within {prepared.request.budget_bytes:,} B; the lowest peak reached is "
         f"{reached:,} B ({format_bytes(reached)})",
         _what_works(prepared, reached),
+        proven=False,
     )
 
 

@@ -31,6 +31,7 @@ from memplan.errors import InfeasibleError, MemplanError, UsageError
 from memplan.passes.chunk.asked import NAME as CHUNK
 from memplan.passes.chunk.asked import NO_TIME
 from memplan.passes.manager import PassStep
+from memplan.planning.certificate import no_bound
 from memplan.planning.forms.extend_graph import kinds_for
 from memplan.planning.plain.finish_fences import PlainModel
 from memplan.planning.plain.plain_plan import plan_plain
@@ -57,7 +58,8 @@ class Planned:
 
     ``steps`` lead from the variant to what was planned: changed loops, then passes. ``plain`` is
     there for plain sessions. ``chunk_cost``: of chunks, as a fraction of the step's seconds;
-    ``tried``: what came of every candidate where chunks were a choice.
+    ``tried``: what came of every candidate where chunks were a choice, and ``least_cost``: no plan
+    for any of them costs less, as a fraction of the step's seconds; None: that is not known.
     """
 
     candidate: Candidate
@@ -66,6 +68,7 @@ class Planned:
     plain: PlainModel | None = None
     chunk_cost: float = 0.0
     tried: tuple[str, ...] = ()
+    least_cost: float | None = None
 
     @property
     def model(self) -> OpenModel:
@@ -108,7 +111,8 @@ def find_plan(source: Source, goal: Goal) -> Planned:
 @dataclass(slots=True)
 class _Entry:
     """A candidate behind its passes, and what has come of it. ``seconds``: of the last look, if no
-    limit cut it short; ``closed``: no more time brings anything."""
+    limit cut it short; ``closed``: no more time brings anything; ``impossible``: it was proved that
+    nothing keeps the budget."""
 
     candidate: Candidate
     steps: tuple[PassStep, ...]
@@ -118,6 +122,17 @@ class _Entry:
     seconds: float = 0.0
     best: Planned | None = None
     closed: bool = False
+    impossible: bool = False
+
+    @property
+    def bound(self) -> float:
+        """No plan for it costs less, as a fraction of the step's seconds."""
+        if self.impossible:
+            return math.inf
+        plan = None if self.best is None else self.best.plan
+        if plan is None or no_bound(plan.bound_kind):
+            return self.least_cost
+        return max(self.least_cost, with_chunks(plan.bound_fraction, self.chunk_cost))
 
     @property
     def model(self) -> OpenModel:
@@ -175,14 +190,16 @@ class _Contest:
         return entry.best.peak_bytes * entry.floor_bytes if lowest else entry.best.extra_cost
 
     def _answer(self) -> Planned:
+        late = [kind for kind, what in self.tried.items() if what in (LATE, NO_TIME)]
         if self.best is None:
             assert self.failure is not None
-            late = [kind for kind, what in self.tried.items() if what in (LATE, NO_TIME)]
             if late and isinstance(self.failure, NoPlanError):
                 kinds = ", ".join(late)
                 self.failure.way = f"time was over before {kinds} came to anything: --time-limit"
             raise self.failure
-        return replace(self.best, tried=tuple(f"{k}: {what}" for k, what in self.tried.items()))
+        least = None if late or self.goal.lowest else min(each.bound for each in self.entries)
+        tried = tuple(f"{kind}: {what}" for kind, what in self.tried.items())
+        return replace(self.best, tried=tried, least_cost=least)
 
     def _entered(self, candidate: Candidate) -> list[_Entry]:
         """The candidate behind its passes, in every order of nodes that is to be planned; none
@@ -226,6 +243,7 @@ class _Contest:
             found = _plan(entry, goal, self._deadline(entry, seconds))
         except (InfeasibleError, UsageError) as error:
             self.failure = error
+            entry.impossible = isinstance(error, NoPlanError) and error.proven
             self.tried.setdefault(kind, "no plan")
             return
         entry.best = _better(found, entry.best, goal)

@@ -94,7 +94,10 @@ def _chunk_time_notes(planned: Planned, place: int) -> tuple[str, ...]:
     )
     if len(planned.tried) == 1:
         return (found,)
-    return (found, f"chunks: the best of {len(planned.tried)} ({'; '.join(planned.tried)})")
+    best = f"chunks: the best of {len(planned.tried)} ({'; '.join(planned.tried)})"
+    if planned.least_cost:
+        best += f"; certified: no plan of these costs less than {100 * planned.least_cost:.2f}%"
+    return (found, best)
 
 
 def _rounding_notes(equivalence: Equivalence) -> tuple[str, ...]:

@@ -73,8 +73,10 @@ class Rewrite(Summary):
     proved of the new graph and the optimized one. ``weights``: what became of weights in other
     files; None: there are none, or nothing was written. ``offload``: what is copied to the host and
     back; None: nothing. ``chunk_cost``: what chunks take beside the plan, as a fraction of the
-    step's seconds. ``record`` is the plan as a file; ``replay`` what one that was given says of its
-    own worth, None: none was. ``clock``: what it took.
+    step's seconds; ``chunk_bound``: no plan with any of the chunks that were tried, or without,
+    costs less, chunks included; None: there are none, or it is not known. ``record`` is the plan as
+    a file; ``replay`` what one that was given says of its own worth, None: none was. ``clock``:
+    what it took.
     """
 
     path: Path
@@ -97,6 +99,7 @@ class Rewrite(Summary):
     passes: tuple[free.PassStep, ...] = ()
     weights: str | None = None
     chunk_cost: float = 0.0
+    chunk_bound: float | None = None
     replay: Recorded | None = None
 
     @property
@@ -189,6 +192,7 @@ class Rewrite(Summary):
             "passes": [step.as_json() for step in self.waterfall],
             "chunk": self.options.chunk,
             "chunk_cost_fraction": self.chunk_cost,
+            "chunk_bound_fraction": self.chunk_bound,
             "offload": None if self.offload is None else self.offload.as_json(),
             "forms": dict(plan.forms),
             **free.removed(self.passes),

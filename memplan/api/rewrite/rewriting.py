@@ -26,6 +26,7 @@ from memplan.api.analysis import (
 from memplan.api.floor_sentence import floor_report
 from memplan.api.open_step import open_step
 from memplan.api.python_step import as_sizes
+from memplan.api.rewrite.candidates import chunk_step
 from memplan.api.rewrite.finish import Proved, proved_plan
 from memplan.api.rewrite.goal import (
     Goal,
@@ -445,6 +446,7 @@ def _answer(
         passes=planned.steps,
         weights=source.placement.how,
         chunk_cost=planned.chunk_cost,
+        chunk_bound=planned.least_cost if chunk_step(planned.steps) is not None else None,
         record=record,
         clock=clock,
         replay=replay,

@@ -26,9 +26,11 @@ def candidate(name: str, least: float = 0.0) -> Any:
     )
 
 
-def plan_of(cost: float) -> Any:
+def plan_of(cost: float, bound: float | None = None) -> Any:
     return SimpleNamespace(
         extra_cost_fraction=cost,
+        bound_fraction=bound or 0.0,
+        bound_kind="trivial" if bound is None else "order-free",
         predicted_peak_bytes=0,
         predicted_peak_with_workspace_bytes=int(100 * (1 - cost)),
         sequence=(),
@@ -146,3 +148,33 @@ def test_of_what_is_to_be_lowest_floors_say_what_is_left() -> None:
     every = {"a": [0.4, 0.4, 0.4], "b": [0.3, 0.5], "c": [0.2] * 9}
     found, looked, _ = taken(every, 60.0, lowest=True, prepared=prepared)
     assert (found.peak_bytes, looked) == (50, [*"abc", "b"])
+
+
+@pytest.mark.parametrize(
+    ("best", "others", "least"),
+    [
+        # The plan is optimal among its chunks; without chunks nothing can be cheaper than 0.2.
+        ((0.1, 0.05), [(0.3, 0.2)], 1.1 * 1.05 - 1),
+        # Other chunks may be cheaper than their best plan, which is not known to be the best.
+        ((0.1, 0.1), [(0.3, 0.02)], 1.1 * 1.02 - 1),
+        # Of a plan without a bound its chunks are known.
+        ((0.1, None), [(0.3, 0.2)], 0.1),
+        # What was proved to be impossible is no bound, what was not found bounds by its chunks.
+        ((0.1, 0.1), [None], 1.1 * 1.1 - 1),
+        ((0.1, 0.1), [0.0], 0.1),
+    ],
+)
+def test_no_plan_of_all_that_was_tried_costs_less(
+    best: tuple[float, float | None], others: list[Any], least: float
+) -> None:
+    """Every candidate has chunks that cost a tenth."""
+    contest = cheapest._Contest(SimpleNamespace(lowest=False))  # type: ignore[arg-type]
+    for found in (best, *others):
+        entry = cheapest._Entry(candidate("any"), (), 0.1, 0.1, impossible=found is None)
+        if isinstance(found, tuple):
+            entry.best = Planned(entry.candidate, (), plan_of(*found))
+        contest.entries.append(entry)
+    contest.best = contest.entries[0].best
+    assert contest._answer().least_cost == pytest.approx(least)
+    contest.tried["late"] = cheapest.LATE
+    assert contest._answer().least_cost is None

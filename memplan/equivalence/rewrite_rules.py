@@ -177,11 +177,13 @@ def _transpose(call: Call) -> int | None:
         if shape is None:
             return None
         perm = tuple(reversed(range(len(shape))))
+    if not isinstance(perm, list | tuple):
+        return None  # no session opens such a file
     perm = tuple(int(axis) for axis in perm)
     root, form = call.read(0), call.terms.forms[call.read(0)]
     known = form.perm if isinstance(form, Transposed) else shape
     if known is not None and sorted(perm) != list(range(len(known))):
-        return None  # no session opens such a file
+        return None
     if isinstance(form, Transposed):
         root, perm = form.root, tuple(form.perm[axis] for axis in perm)
     if perm == tuple(range(len(perm))):

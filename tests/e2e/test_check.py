@@ -229,6 +229,19 @@ def test_update_never_drops_all_models_unasked(locked: Path, memplan: Memplan) -
     assert (locked / "memplan.lock").read_bytes() == before
 
 
+def test_another_memory_model_is_no_regression(locked: Path, memplan: Memplan) -> None:
+    lock = locked / "memplan.lock"
+    lock.write_text(lock.read_text().replace("\naccounting = ", "\naccounting = 9"))
+    stash_more(locked / MLP)
+    done = memplan("check")
+    assert done.returncode == 0
+    assert done.stdout.count("accounting-changed") == 2
+    assert f"memplan check --update {MLP}" in done.stdout
+    assert entry_of(memplan, MLP)["status"] == "accounting-changed"
+    assert memplan("check", "--update").returncode == 0
+    assert "accounting-changed" not in memplan("check").stdout
+
+
 def test_max_peak_is_a_cap_for_all(locked: Path, memplan: Memplan) -> None:
     peak = entry_of(memplan, MLP)["peak_bytes"]
     assert memplan("check", "--max-peak", str(peak)).returncode == 0

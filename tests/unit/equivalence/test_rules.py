@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
 
 from helpers.graphs import parse
@@ -37,6 +38,14 @@ def test_a_permutation_of_other_axes_is_followed_by_no_rule(perms: tuple[str, st
     one, other = (parse(transposed(*perms)) for _ in range(2))
     facts = {"x": Fact(1, (3, 2, 5))}
     assert prove(Side(one, Path(), facts), Side(other, Path())).proved
+
+
+def test_a_permutation_that_is_a_number_is_followed_by_no_rule() -> None:
+    """Found by the fuzzer of proofs: a TypeError."""
+    one, other = transposed("[1, 0, 2]", "[1, 0, 2]"), transposed("[1, 0, 2]", "[1, 0, 2]")
+    model = parse(other)
+    model.graph.node[1].attribute[0].CopyFrom(onnx.helper.make_attribute("perm", 1))
+    assert not proof(one, model).proved
 
 
 def test_sizes_that_the_other_file_states_are_not_believed() -> None:

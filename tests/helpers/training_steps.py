@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -15,11 +15,11 @@ from helpers.networks import FAMILIES, training_step
 SIZE, BATCH = "float[32, 32]", "float[512, 32]"
 
 
-def chain(first: str, names: str) -> str:
-    """Two operators per name, one of which every gradient reads."""
+def chain(first: str, names: str, weight: str = "") -> str:
+    """Two operators per name, one of which every gradient reads; ``weight``: of all layers."""
     lines, last = [], first
     for name in names:
-        lines.append(f"{name}0 = MatMul({last}, w{name})  {name} = Tanh({name}0)")
+        lines.append(f"{name}0 = MatMul({last}, {weight or f'w{name}'})  {name} = Tanh({name}0)")
         last = name
     return "  ".join(lines)
 
@@ -28,25 +28,31 @@ def weights(names: str) -> str:
     return ", ".join(f"{SIZE} w{name}" for name in names)
 
 
-def step(inputs: str, outputs: str, body: str, ys: list[str], xs: list[str]) -> onnx.ModelProto:
-    text = f"g ({inputs}) => ({outputs}) {{ {body} }}"
-    return memplan.gradients(parse(text), ys, xs)
+def total(last: str, loss: str = "loss") -> str:
+    return f"  {loss} = ReduceSum <keepdims = 0> ({last})"
+
+
+def step(
+    names: str,
+    body: str,
+    outputs: str = "float loss",
+    *,
+    ys: Sequence[str] = ("loss",),
+    given: str = f"{BATCH} x",
+    constants: str = "",
+) -> onnx.ModelProto:
+    """A step with gradients by the weights of these names."""
+    text = f"g ({given}, {weights(names)}) => ({outputs}) {constants} {{ {body} }}"
+    return memplan.gradients(parse(text), list(ys), [f"w{name}" for name in names])
 
 
 def long_skips() -> onnx.ModelProto:
     """Early tensors are read again at the end, as in a U-Net: few bottlenecks."""
-    body = (
-        chain("x", "abcd")
-        + """
+    skips = """
       e0 = Add(d, c)  e1 = MatMul(e0, we)  e = Tanh(e1)
       f0 = Mul(e, b)  f1 = MatMul(f0, wf)  f = Tanh(f1)
-      h0 = Add(f, a)  h1 = MatMul(h0, wh)  h = Tanh(h1)
-      loss = ReduceSum <keepdims = 0> (h)"""
-    )
-    names = "abcdefh"
-    return step(
-        f"{BATCH} x, {weights(names)}", "float loss", body, ["loss"], [f"w{n}" for n in names]
-    )
+      h0 = Add(f, a)  h1 = MatMul(h0, wh)  h = Tanh(h1)"""
+    return step("abcdefh", chain("x", "abcd") + skips + total("h"))
 
 
 def no_bottleneck() -> onnx.ModelProto:
@@ -58,14 +64,8 @@ def no_bottleneck() -> onnx.ModelProto:
             f"m{k} = Tanh(q{k})  u{k} = Add(l{k}, {right})  v{k} = Mul(m{k}, {left})"
         )
         left, right = f"u{k}", f"v{k}"
-    lines.append(f"s = Add({left}, {right})  loss = ReduceSum <keepdims = 0> (s)")
-    return step(
-        f"{BATCH} x, {BATCH} z, {SIZE} wa, {SIZE} wb",
-        "float loss",
-        "  ".join(lines),
-        ["loss"],
-        ["wa", "wb"],
-    )
+    body = "  ".join([*lines, f"s = Add({left}, {right})"])
+    return step("ab", body + total("s"), given=f"{BATCH} x, {BATCH} z")
 
 
 def with_dropout() -> onnx.ModelProto:
@@ -75,61 +75,32 @@ def with_dropout() -> onnx.ModelProto:
         f"{name}, {name}m = Dropout <seed = 7> ({name}1, ratio, training)"
         for last, name in zip("xabcd", "abcde", strict=True)
     )
-    model = f"""g ({BATCH} x, {weights("abcde")}) => (float loss)
-      <float ratio = {{0.25}}, bool training = {{1}}>
-      {{ {body}  loss = ReduceSum <keepdims = 0> (e) }}"""
-    return memplan.gradients(parse(model), "loss", [f"w{name}" for name in "abcde"])
+    constants = "<float ratio = {0.25}, bool training = {1}>"
+    return step("abcde", body + total("e"), constants=constants)
 
 
 def several_losses() -> onnx.ModelProto:
     """Two heads on one trunk; gradients of both are added."""
-    body = (
-        chain("x", "abcd")
-        + """
-      r = Exp(b)  one = ReduceSum <keepdims = 0> (r)
-      t = Sin(d)  two = ReduceSum <keepdims = 0> (t)"""
-    )
-    return step(
-        f"{BATCH} x, {weights('abcd')}",
-        "float one, float two",
-        body,
-        ["one", "two"],
-        [f"w{n}" for n in "abcd"],
-    )
+    heads = f"  r = Exp(b) {total('r', 'one')}  t = Sin(d) {total('t', 'two')}"
+    ys = ("one", "two")
+    return step("abcd", chain("x", "abcd") + heads, "float one, float two", ys=ys)
 
 
 def shared_weights() -> onnx.ModelProto:
     """One weight in every layer: its gradients are summed over the whole backward part."""
-    body = "  ".join(
-        f"{name}0 = MatMul({last}, w)  {name} = Tanh({name}0)"
-        for last, name in zip("xabcde", "abcdef", strict=True)
-    )
-    return step(
-        f"{BATCH} x, {SIZE} w",
-        "float loss",
-        f"{body}  loss = ReduceSum <keepdims = 0> (f)",
-        ["loss"],
-        ["w"],
-    )
+    return step("a", chain("x", "abcdef", "wa") + total("f"))
 
 
 def stashes_that_are_outputs() -> onnx.ModelProto:
     """Activations that the caller wants too: they are held anyway."""
-    body = chain("x", "abcde") + "  loss = ReduceSum <keepdims = 0> (e)"
-    return step(
-        f"{BATCH} x, {weights('abcde')}",
-        f"float loss, {BATCH} b, {BATCH} d0",
-        body,
-        ["loss"],
-        [f"w{n}" for n in "abcde"],
-    )
+    outputs = f"float loss, {BATCH} b, {BATCH} d0"
+    return step("abcde", chain("x", "abcde") + total("e"), outputs)
 
 
 def symbolic_batch() -> onnx.ModelProto:
     """Eight layers over a batch that is given later."""
-    body = chain("x", "abcdefgh") + "  loss = ReduceSum <keepdims = 0> (h)"
-    model = parse(f'g (float["N", 32] x, {weights("abcdefgh")}) => (float loss) {{ {body} }}')
-    return memplan.gradients(model, "loss", [f"w{n}" for n in "abcdefgh"])
+    body = chain("x", "abcdefgh") + total("h")
+    return step("abcdefgh", body, given='float["N", 32] x')
 
 
 STEPS = (

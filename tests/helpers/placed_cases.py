@@ -25,8 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def main() -> None:
     """Compare; what the runtime or ONNX's inference refuses is left out."""
     sys.path.append(str(ROOT / "tools" / "probe_ort"))
-    from cases import all_cases
-    from device import around
+    from cases import all_cases, around
 
     provider = sys.argv[1] if len(sys.argv) > 1 else "cuda"
     register(provider)

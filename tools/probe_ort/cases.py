@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -124,6 +124,60 @@ def model_of(
     )
     imports = [helper.make_opsetid("", opset or case.opset), helper.make_opsetid(MICROSOFT, 1)]
     return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION)
+
+
+EAGER = {"Shape", "Size"}  # run as soon as their input exists, whatever the order of the file
+Mark = Callable[[list[onnx.NodeProto], dict[str, np.ndarray], dict[str, np.ndarray]], str]
+"""Adds a node that shows in a trace, its constants and feeds; gives the name of its output."""
+
+
+def around(
+    case: Case,
+    dying: Collection[int] = (),
+    *,
+    bare: bool = False,
+    seed: int = 0,
+    mark: Mark | None = None,
+) -> tuple[onnx.ModelProto, dict[str, np.ndarray], list[int], int]:
+    """The case's model, feeds, copied inputs, and number of late readers.
+
+    Bare: graph inputs and outputs only. Else inputs are copies that all but those in ``dying`` are
+    read again after the node, and every output is read once. ``mark`` stands before the node, and
+    before each of the readers.
+    """
+    rng = np.random.default_rng(seed)
+    names, nodes, copies, results = [], [], [], []
+    constants, feeds = {"same": np.zeros(0, np.int64)}, {}
+
+    def copied(source: str, target: str) -> str:
+        nodes.append(helper.make_node("Expand", [source, "same"], [target], name=f"copy_{target}"))
+        return target
+
+    def marked(wanted: bool = True) -> None:
+        if wanted and mark is not None:
+            results.append(mark(nodes, constants, feeds))
+
+    marked(case.op in EAGER)
+    for index, item in enumerate(case.inputs):
+        names.append("" if item is None else f"x{index}")
+        if isinstance(item, Const):
+            constants[f"x{index}"] = item.value
+        elif item is not None:
+            name = f"x{index}" if bare else f"g{index}"
+            feeds[name] = item.sample(rng)
+            copies.append(index)
+            if not bare:
+                copied(name, f"x{index}")
+    marked(case.op not in EAGER)
+    nodes.append(node_of(case, names))
+    if bare:
+        return model_of(case, nodes, feeds, constants, [f"y{k}" for k in case.slots]), feeds, [], 0
+    for k in case.slots:
+        marked()
+        results.append(copied(f"y{k}", f"r{k}"))
+    marked()
+    late = [copied(f"x{index}", f"l{index}") for index in copies if index not in dying]
+    return model_of(case, nodes, feeds, constants, [*results, *late]), feeds, copies, len(late)
 
 
 def all_cases() -> list[Case]:

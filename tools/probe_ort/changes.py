@@ -5,8 +5,7 @@
 
 For a new version of the runtime. All three tables of ``memplan/ops/tables`` are measured anew: the
 CPU kernels, and over the stub of ``tests/gpu`` what CUDA kernels take and which there are. A change
-is told per operator: what memplan would predict differently for it. Takes minutes and needs a C
-compiler on Linux.
+is told per operator, line by line. Takes minutes and needs a C compiler on Linux.
 """
 
 from __future__ import annotations
@@ -17,9 +16,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from table import render
 
 HERE = Path(__file__).resolve().parent
 TABLES = HERE.parent.parent / "memplan" / "ops" / "tables"
@@ -28,54 +28,24 @@ PROBES = {
     "cuda.json": ["cuda.py"],
     "cuda_kernels.json": ["cuda.py", "--kernels"],
 }
-# What a row of `scratch` was measured for; the rest of the row is what came out.
-_CASE = ("op", "case", "opset", "threads")
 # What a table was measured on, and which other runtimes gave the same.
 _RUNTIME, _SAME_ON = "runtime", "same_on"
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """An entry of a table that is no longer what it was; None where it was not there."""
-
-    table: str
-    field: str
-    entry: str
-    before: Any
-    after: Any
-
-    def __str__(self) -> str:
-        told = f"{_shown(self.before)} -> {_shown(self.after)}"
-        return f"{self.table}: {self.field}: {self.entry}: {told}"
+def changes(name: str, before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
+    """What one of two tables has alone, line by line: an operator, or a case, is one line."""
+    old, new = set(_lines(before)), set(_lines(after))
+    for line in sorted(old ^ new, key=lambda line: (line, line in new)):
+        yield f"{name}: {'+' if line in new else '-'} {line}"
 
 
-def _shown(value: Any) -> str:
-    return "absent" if value is None else json.dumps(value)
-
-
-def entries(value: Any) -> dict[str, Any]:
-    """The content of one field by what it speaks of: operators, cases, or the field as a whole."""
-    if isinstance(value, dict):
-        return {str(key): item for key, item in value.items()}
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return dict.fromkeys(value, "listed")
-    if isinstance(value, list) and all(isinstance(item, dict) for item in value):
-        return {
-            ", ".join(f"{row[key]}" for key in _CASE if key in row): {
-                key: item for key, item in row.items() if key not in _CASE
-            }
-            for row in value
-        }
-    return {"": value}
-
-
-def changes(table: str, before: dict[str, Any], after: dict[str, Any]) -> Iterator[Change]:
-    """Every entry that differs between two tables, field by field."""
-    for field in sorted({*before, *after} - {_RUNTIME, _SAME_ON}):
-        old, new = entries(before.get(field, {})), entries(after.get(field, {}))
-        for entry in sorted({*old, *new}):
-            if old.get(entry) != new.get(entry):
-                yield Change(table, field, entry, old.get(entry), new.get(entry))
+def _lines(table: dict[str, Any]) -> Iterator[str]:
+    for field, value in table.items():
+        if isinstance(value, dict):
+            yield from (f"{field}: {key}: {json.dumps(item)}" for key, item in value.items())
+        elif field not in (_RUNTIME, _SAME_ON):
+            items = value if isinstance(value, list) else [value]
+            yield from (f"{field}: {json.dumps(item)}" for item in items)
 
 
 def same_on(table: dict[str, Any], runtime: str) -> dict[str, Any]:
@@ -106,9 +76,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="replace the tables by the new ones")
     parser.add_argument("--table", action="append", choices=list(PROBES), help="instead of all")
     options = parser.parse_args()
-    from table import render
-
-    found: list[Change] = []
+    found: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         for table in options.table or PROBES:
             target = Path(folder) / table

@@ -21,17 +21,16 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from cases import Case, all_cases, specs
+from cases import Case, all_cases, around, specs
 from device import (
     CPU,
-    around,
     host_slots,
+    kernel_table,
     kernels,
     memory_table,
     providers_of,
     session,
     sharing,
-    write_kernels,
 )
 from table import render
 
@@ -132,9 +131,10 @@ def main() -> int:
         import onnxruntime.capi._pybind_state as state
 
         own = [each for each in state.get_all_opkernel_def() if each.provider == CUDA]
-        write_kernels(options.out, "cuda", SOURCES[1], kernels(own), host_slots(CUDA, {}))
+        found = kernel_table("cuda", SOURCES[1], kernels(own), host_slots(CUDA, {}))
     else:
-        options.out.write_text(render(_memory()))
+        found = _memory()
+    options.out.write_text(render(found))
     return 0
 
 

@@ -10,7 +10,6 @@ a MemcpyToHost in front of it, and what reads an output that lies there is moved
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from collections import defaultdict
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from cases import Case, Const, all_cases, cases_of, model_of, node_of
+from cases import Case, Const, all_cases, around, cases_of, model_of, node_of
 from onnx import helper
 from table import head, scratch_row
 
@@ -54,39 +53,6 @@ def providers_of(opened: Any) -> dict[str, str]:
 # --- Memory ---------------------------------------------------------------------------------------
 
 
-def around(
-    case: Case, dying: int | None = None, *, bare: bool = False
-) -> tuple[onnx.ModelProto, dict[str, np.ndarray], list[int], int]:
-    """The case's model, feeds, copied inputs, and number of late readers.
-
-    Bare: graph inputs and outputs only. Else inputs are copies that all but ``dying`` are read
-    again after the node, and every output is read once.
-    """
-    rng = np.random.default_rng(0)
-    names, nodes, copies, results = [], [], [], []
-    constants, feeds = {"same": np.zeros(0, np.int64)}, {}
-    for index, item in enumerate(case.inputs):
-        names.append("" if item is None else f"x{index}")
-        if isinstance(item, Const):
-            constants[f"x{index}"] = item.value
-        elif item is not None:
-            name = f"x{index}" if bare else f"g{index}"
-            feeds[name] = item.sample(rng)
-            copies.append(index)
-            if not bare:
-                nodes.append(helper.make_node("Expand", [name, "same"], [f"x{index}"]))
-    nodes.append(node_of(case, names))
-    late = [] if bare else [index for index in copies if index != dying]
-    for source, target in [
-        *((f"y{k}", f"r{k}") for k in case.slots if not bare),
-        *((f"x{index}", f"l{index}") for index in late),
-    ]:
-        nodes.append(helper.make_node("Expand", [source, "same"], [target]))
-        results.append(target)
-    model = model_of(case, nodes, feeds, constants, results or [f"y{k}" for k in case.slots])
-    return model, feeds, copies, len(late)
-
-
 def sharing(
     case: Case, requests_of: Callable[[onnx.ModelProto, dict[str, np.ndarray]], int], outputs: int
 ) -> tuple[bool, list[list[int]]]:
@@ -102,7 +68,7 @@ def sharing(
     requests = requests_of(model, feeds) - late
     pairs = []
     for index in copies:
-        model, feeds, _, late = around(case, index)
+        model, feeds, _, late = around(case, {index})
         if requests_of(model, feeds) - late < requests:
             pairs.append([0, index])
     # Besides the node: every input is sent and copied, every output read once.
@@ -267,21 +233,12 @@ def _host_slots(
     )
 
 
-def write_kernels(out: Path, provider: str, source: str, rows: dict, slots: tuple) -> None:
-    """Write what was found, one line per row: long, but a change is a change of one line."""
-    table = {
+def kernel_table(provider: str, source: str, rows: dict, slots: tuple) -> dict:
+    """What was found, one line per operator."""
+    return {
         **head(provider, source),
         "schema": "memplan.kernels/1",
         "host_inputs": slots[0],
         "host_outputs": slots[1],
         "kernels": rows,
     }
-    lines: list[str] = []
-    for line in json.dumps(table, indent=1).splitlines():
-        if lines and line.startswith("   "):
-            lines[-1] += line.strip() if lines[-1].endswith(("[", "{")) else " " + line.strip()
-        elif lines and line.startswith("  ]") and "host" not in lines[-1]:
-            lines[-1] += line.strip()
-        else:
-            lines.append(line)
-    out.write_text("\n".join(lines) + "\n")

@@ -15,83 +15,42 @@ from __future__ import annotations
 
 import tempfile
 import zlib
+from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime as ort
-from cases import Case, Const, model_of, node_of
+from cases import EAGER, Case, around
 from onnx import helper
 from shim import Trace
 
 MARK_BASE = 90001  # odd and large: no catalogue tensor has such a size
-EAGER = {"Shape", "Size"}  # run as soon as their input exists, whatever the order of the file
 
 
 class ProbeError(RuntimeError):
     """The trace does not have the expected form."""
 
 
-@dataclass
-class Built:
-    """A model, its feeds, and the names the reading of the trace needs."""
+def build(
+    case: Case, dying: Collection[int]
+) -> tuple[onnx.ModelProto, dict[str, np.ndarray], list[int]]:
+    """The one-op model in which the inputs numbered in `dying` have no other reader, its feeds, and
+    the inputs that are copied."""
+    numbers = count()
 
-    model: onnx.ModelProto
-    feeds: dict[str, np.ndarray]
-    copies: list[int]
-    outputs: list[int]
-    marks: int
+    def mark(nodes: list, constants: dict, feeds: dict) -> str:
+        index = next(numbers)
+        name = f"mark{index}"
+        feeds["byte"] = np.zeros(1, np.uint8)
+        constants[f"{name}_shape"] = np.array([MARK_BASE + 2 * index], np.int64)
+        nodes.append(helper.make_node("Expand", ["byte", f"{name}_shape"], [name], name=name))
+        return name
 
-
-def _marker(graph: list[onnx.NodeProto], consts: dict[str, np.ndarray], index: int) -> str:
-    name = f"mark{index}"
-    consts[f"{name}_shape"] = np.array([MARK_BASE + 2 * index], np.int64)
-    graph.append(helper.make_node("Expand", ["byte", f"{name}_shape"], [name], name=name))
-    return name
-
-
-def _copy(source: str, target: str) -> onnx.NodeProto:
-    return helper.make_node("Expand", [source, "scalar_shape"], [target], name=f"copy_{target}")
-
-
-def build(case: Case, dying: set[int]) -> Built:
-    """The one-op model in which the inputs numbered in `dying` have no other reader."""
-    rng = np.random.default_rng(zlib.crc32(f"{case.key}/{case.label}".encode()))
-    consts: dict[str, np.ndarray] = {"scalar_shape": np.zeros(0, np.int64)}
-    feeds: dict[str, np.ndarray] = {"byte": np.zeros(1, np.uint8)}
-    nodes: list[onnx.NodeProto] = []
-    names, copies, results = [], [], []
-    marks = 0
-    if case.op in EAGER:
-        results.append(_marker(nodes, consts, marks))
-    for index, item in enumerate(case.inputs):
-        if item is None:
-            names.append("")
-        elif isinstance(item, Const):
-            consts[f"c{index}"] = item.value
-            names.append(f"c{index}")
-        else:
-            feeds[f"g{index}"] = item.sample(rng)
-            nodes.append(_copy(f"g{index}", f"x{index}"))
-            names.append(f"x{index}")
-            copies.append(index)
-    if case.op not in EAGER:
-        results.append(_marker(nodes, consts, marks))
-    nodes.append(node_of(case, names))
-    for k in case.slots:
-        marks += 1
-        results.append(_marker(nodes, consts, marks))
-        nodes.append(_copy(f"y{k}", f"r{k}"))
-        results.append(f"r{k}")
-    marks += 1
-    results.append(_marker(nodes, consts, marks))
-    for index in copies:
-        if index not in dying:
-            nodes.append(_copy(f"x{index}", f"late{index}"))
-            results.append(f"late{index}")
-    model = model_of(case, nodes, feeds, consts, results)
-    return Built(model, feeds, copies, case.slots, marks + 1)
+    seed = zlib.crc32(f"{case.key}/{case.label}".encode())
+    return around(case, dying, seed=seed, mark=mark)[:3]
 
 
 def session(model: onnx.ModelProto, threads: int, saved: str | None = None) -> ort.InferenceSession:
@@ -120,10 +79,10 @@ def has_kernel(case: Case) -> bool:
     """
     with tempfile.TemporaryDirectory() as folder:
         saved = str(Path(folder) / "saved.onnx")
-        built = build(case, set())
-        session(built.model, 1, saved)
+        model = build(case, ())[0]
+        session(model, 1, saved)
         kept = onnx.load(saved).graph.node
-    return len(kept) == len(built.model.graph.node) and any(n.name == "node" for n in kept)
+    return len(kept) == len(model.graph.node) and any(n.name == "node" for n in kept)
 
 
 def _windows(events: list[tuple[int, int]], marks: int) -> list[list[tuple[int, int]]]:
@@ -168,18 +127,18 @@ class Reading:
 
 def read(case: Case, dying: set[int], threads: int, trace: Trace) -> Reading:
     """Run the case's model once and read its trace."""
-    built = build(case, dying)
-    runner = session(built.model, threads)
-    names = [f"r{k}" for k in built.outputs]
+    model, feeds, copies = build(case, dying)
+    runner = session(model, threads)
+    names = [f"r{k}" for k in case.slots]
     wanted = [o.name for o in runner.get_outputs()]
     trace.start()
     try:
-        got = runner.run(wanted, built.feeds)
+        got = runner.run(wanted, feeds)
     finally:
         events = trace.stop()
     values = dict(zip(wanted, got, strict=True))
-    windows = _windows(events, built.marks)
-    sized = [i for i in built.copies if built.feeds[f"g{i}"].nbytes]
+    windows = _windows(events, len(case.slots) + 2)
+    sized = [i for i in copies if feeds[f"g{i}"].nbytes]
     if case.op in EAGER:
         windows[0], windows[1] = windows[1][: len(sized)], windows[1][len(sized) :]
     inputs = [event[0] for event in windows[0] if event[1] >= 0]
@@ -189,7 +148,7 @@ def read(case: Case, dying: set[int], threads: int, trace: Trace) -> Reading:
     alive, peak = _node_window(windows[1], set(inputs))
     shares: dict[int, int | None] = {}
     without = []
-    for k, window in zip(built.outputs, windows[2:], strict=False):
+    for k, window in zip(case.slots, windows[2:], strict=False):
         freed = [block for block, size in window if size < 0]
         own = [block for block in freed if block in alive]
         lent = [owner[block] for block in freed if block in owner]

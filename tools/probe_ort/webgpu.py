@@ -22,18 +22,17 @@ from typing import Any
 
 import numpy as np
 import onnx
-from cases import Case, all_cases, specs
+from cases import Case, all_cases, around, specs
 from children import DIED, tell, told
 from device import (
     CPU,
-    around,
     host_slots,
+    kernel_table,
     kernels,
     memory_table,
     providers_of,
     session,
     sharing,
-    write_kernels,
 )
 from shim import compiled
 from table import render
@@ -184,7 +183,8 @@ def main() -> int:
     table["faults"] = fault_rows(cases, results)
     (options.out / "webgpu.json").write_text(render(table))
     slots = host_slots(OWN, SETTINGS)
-    write_kernels(options.out / "webgpu_kernels.json", "webgpu", SOURCE, kernels(registry), slots)
+    found = kernel_table("webgpu", SOURCE, kernels(registry), slots)
+    (options.out / "webgpu_kernels.json").write_text(render(found))
     sys.stdout.flush()
     os._exit(0)
 

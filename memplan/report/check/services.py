@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from xml.sax.saxutils import escape, quoteattr
@@ -80,8 +81,13 @@ def github_annotations(result: CheckResult) -> str:
 
 
 def code_quality(result: CheckResult) -> str:
-    """A JSON array with a line for each finding; an empty one where nothing has changed."""
-    lines = ",\n".join(json.dumps(_issue(finding, result)) for finding in _told(result))
+    """A JSON array of the findings; an empty one where nothing has changed."""
+    return _array([_issue(finding, result) for finding in _told(result)])
+
+
+def _array(items: Sequence[Mapping[str, object]]) -> str:
+    """A line each, so that what changed is named on the first screen."""
+    lines = ",\n".join(map(json.dumps, items))
     return f"[\n{lines}\n]\n" if lines else "[]\n"
 
 
@@ -123,7 +129,7 @@ def benchmark(result: CheckResult) -> str:
                     "extra": "\n".join([title(finding), *reasons(finding)]),
                 }
             )
-    return json.dumps(points, indent=2) + "\n"
+    return _array(points)
 
 
 def _told(result: CheckResult) -> list[Finding]:

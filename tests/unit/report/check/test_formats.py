@@ -60,6 +60,15 @@ def one_of_each() -> CheckResult:
     )
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_five_changes_are_named_within_twelve_lines(form: str) -> None:
+    names = [f"models/m{k}.onnx" for k in range(5)]
+    found = result(*(entry(name, (k + 1) * MIB) for k, name in enumerate(names)))
+    lines = rendered(found, form).splitlines()
+    assert len(lines) >= 5
+    assert all(any(name in line for line in lines[:12]) for name in names)
+
+
 class TestGithub:
     COMMAND = re.compile(
         r"::(error|warning|notice) file=([^,:]+),line=(\d+),title=([^,:]+)::([^\n]*)"

@@ -17,8 +17,6 @@ SESSIONS = {"plans": "tuned", "plain-plans": "default"}
 SHARES = (97, 93, 89, 85, 80, 75, 70, 65, 55, 45)  # of the peak before, in percent
 _STRATEGIES = ("greedy", "greedy", "greedy", "auto", "search{iterations=6}")
 _PASSES = ("all", "none", "none")
-_BY_THE_CLOCK = "auto"  # what it reaches, it need not reach again
-_WORKS = re.compile(r"a budget of at least ([\d,]+) B works")
 _TRY = re.compile(r"try ([\d,]+) B, or a little more")
 _OUTPUT = Path("new.onnx")
 
@@ -34,7 +32,7 @@ def examined(command: str, seed: int, number: int) -> Ended:
     Path("model.onnx").write_bytes(data)
     codes: dict[str, int] = {}
     tries = [("model.onnx", f"{share}%") for share in SHARES]
-    promised, tried, own = "", "", False
+    tried, own = "", False
     again: list[str] = []
 
     def ended(place: str = "", message: str = "") -> Ended:
@@ -46,7 +44,7 @@ def examined(command: str, seed: int, number: int) -> Ended:
         # Mostly none: the runtime is asked for fusions in a process of its own.
         fused = session == "default" or r.random() < 0.1
         options += ["--optimize", "extended" if fused else "none"]
-        if budget in (promised, tried):
+        if budget == tried:
             options = again
         _OUTPUT.unlink(missing_ok=True)
         arguments = ["rewrite", model, "--budget", budget, "--session", session, *options]
@@ -58,19 +56,14 @@ def examined(command: str, seed: int, number: int) -> Ended:
             return ended(place, f"{told}: {message}")
         if code == 0 and not _OUTPUT.exists():
             return ended("nothing was written", told)
-        if budget == promised and code != 0:
-            return ended("a budget that works does not", f"{told}: {message}")
         if code not in (0, EXIT_INFEASIBLE, EXIT_MODEL):
             return ended(f"exit {code}", f"{told}: {message}")
         if code == 0 and not own:  # memplan's own output
             own = True
             Path("own.onnx").write_bytes(_OUTPUT.read_bytes())
             tries += [("own.onnx", "90%"), ("own.onnx", "70%")]
-        works, worth = _WORKS.search(message), _TRY.search(message)
-        if works is not None and not promised and _BY_THE_CLOCK not in options:
-            promised, again = works[1].replace(",", ""), options
-            tries.insert(0, (model, promised))
-        elif worth is not None and not tried:
+        worth = _TRY.search(message)
+        if worth is not None and not tried:
             tried, again = worth[1].replace(",", ""), options
             tries.insert(0, (model, tried))
     return ended()

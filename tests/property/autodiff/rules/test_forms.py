@@ -45,7 +45,8 @@ def made_of(form: Form) -> tuple[onnx.ModelProto, dict[str, Array]]:
 LARGEST_POOLED = 3000
 """Elements; of more, two are nearer to one another than the steps of the differences."""
 LEFT_OUT = {"acos", "acosh", "asin", "atanh", "pow", "attention"}
-"""Beside a bound of what they are defined for; and ONNX's evaluator rounds attention."""
+"""Beside a bound of what they are defined for; and attention has forms of later versions, and rows
+that are masked whole, where there is no number to compare."""
 _NO_EVALUATOR = "not implemented|Issues with types|different dtype|is required|Unrecognized"
 """What ONNX's evaluator, or its checker, says of a few."""
 REFUSED = 60

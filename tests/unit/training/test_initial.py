@@ -12,7 +12,6 @@ import pytest
 
 from helpers.graphs import parse
 from memplan.errors import MemplanError, UsageError
-from memplan.ir.roles import Role
 from memplan.training.checkpoint import Wanted
 from memplan.training.initial import first_state, initial_state
 from memplan.training.step_file import StepFile, read_step, require_update
@@ -46,20 +45,6 @@ def read(counter: str = "step_new") -> StepFile:
         node.input[:] = [name.replace("w_exp", "w.exp") for name in node.input]
         node.output[:] = [name.replace("w_exp", "w.exp") for name in node.output]
     return read_step(model)
-
-
-def test_roles_are_found_without_metadata() -> None:
-    step = read()
-    assert {name: slot.role for name, slot in step.slots.items()} == {
-        "w": Role.PARAMETER,
-        "b": Role.PARAMETER,
-        "w.exp_avg": Role.OPTIMIZER_STATE,
-        "x": Role.BATCH,
-        "step": Role.STEP_COUNTER,
-        "mean": Role.RUNNING_STATISTIC,
-        "running_var": Role.RUNNING_STATISTIC,
-        "lr": Role.HYPERPARAMETER,
-    }
 
 
 def test_parameters_must_have_a_value() -> None:

@@ -264,11 +264,6 @@ class TestBrokenLock:
             assert error.message.isprintable()  # noqa: PT017 - most damage is legal TOML
             assert error.hint  # noqa: PT017
 
-    def test_the_unbroken_one_is_read(self, tmp_path: Path) -> None:
-        file = tmp_path / "memplan.lock"
-        file.write_text(GOOD)
-        assert list(read_lock(file).entries) == ["a.onnx", "b.onnx"]
-
     def test_workspace_peak_may_be_absent(self, tmp_path: Path) -> None:
         file = tmp_path / "memplan.lock"
         file.write_text(without(WORKSPACE)(GOOD))

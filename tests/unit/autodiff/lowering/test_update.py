@@ -151,17 +151,6 @@ def test_a_gradient_of_what_the_graph_computes() -> None:
     assert "h" not in renewed.values()
 
 
-def test_a_step_of_0_counts_as_1() -> None:
-    found = step_of()
-    feeds = made.feeds() | {
-        name: np.zeros(made.SIZES[name.rpartition(".")[0]], np.float32)
-        for name in found.contract.named(Role.OPTIMIZER_STATE)
-    }
-    one, zero = (runtime(found.model, {**feeds, "step": np.asarray(number)}) for number in (1, 0))
-    assert zero["step_new"] == one["step_new"] == 2
-    np.testing.assert_array_equal(zero["fc1.weight_new"], one["fc1.weight_new"])
-
-
 def places(found: LoweredGraph) -> dict[str, tuple[int, int, int]]:
     """For each parameter: its last reader, its first and its last node of the update."""
     order = found.model.graph.node

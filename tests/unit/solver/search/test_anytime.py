@@ -134,14 +134,6 @@ def test_nodes_that_must_stay_are_not_moved() -> None:
     assert first == problem.order.tolist()
 
 
-def test_a_budget_that_holds_changes_nothing() -> None:
-    problem = LONG_SKIP.problem(12)
-    for options in (FIXED, MOVING):
-        decision = solve(problem, Deadline(SECONDS), options)
-        assert decision.sequence.tolist() == problem.order.tolist()
-        assert (decision.peak, decision.extra_cost, decision.feasible) == (12, 0.0, True)
-
-
 def test_an_infeasible_budget_is_answered_with_the_lowest_peak() -> None:
     # join needs b, a (to make b) and q3 at once: 9 bytes, whatever is done.
     problem = NESTED.problem(8)

@@ -80,22 +80,6 @@ def test_fixed_iterations_end_on_an_infeasible_budget() -> None:
     assert not decision.feasible
 
 
-def test_the_best_of_several_closure_depths_is_taken() -> None:
-    depths, differing = (2, 4, 14, 64), 0
-    for seed in (4, 8, 9, 13, 18, 23):
-        case = irregular(seed, 80)
-        problem = case.problem(int(0.6 * case.peak(case.order)))
-        costs = []
-        for chosen in (*((depth,) for depth in depths), depths):
-            options = SearchOptions(order=False, params=SearchParams(depths=chosen))
-            found = solve(problem, Deadline(), options, enough=lambda extra: True)
-            costs.append(found.extra_cost if found.feasible else float("inf"))
-        *single, together = costs
-        assert together == min(single)
-        differing += len(set(single) - {float("inf")}) > 1
-    assert differing
-
-
 def test_the_caller_can_say_what_is_enough() -> None:
     told: list[float] = []
 

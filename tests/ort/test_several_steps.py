@@ -4,7 +4,7 @@ one model, a student with a teacher that follows it, averages of the weights, an
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -221,9 +221,6 @@ def _answers(path: Path, x: Any) -> Any:
     session = onnxruntime.InferenceSession(str(path))
     (given,) = session.get_inputs()
     return session.run(None, {given.name: x.numpy()})[0]
-
-
-Refusal = Callable[[Any], memplan.Ema | float]
 
 
 @pytest.mark.parametrize(

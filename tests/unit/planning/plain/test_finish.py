@@ -40,11 +40,6 @@ g (float[256] x) => (float y, float[256] z)
 PLENTY = 1 << 20
 
 
-def a_draft() -> Draft:
-    prepared = open_text(CHAIN).prepared
-    return Draft(prepared.proto, prepared.types, {}, DEFAULT)
-
-
 @pytest.fixture
 def no_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are not loaded by the runtime, which takes a process for each."""

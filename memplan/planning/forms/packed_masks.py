@@ -52,7 +52,8 @@ def _may_be_packed(graph: Graph, tensor: Tensor) -> bool:
     if tensor.nbytes < _SMALLEST_BYTES or math.prod(tensor.shape) % _BITS:
         return False
     maker = graph.nodes[tensor.producer]
-    sources = [graph.tensors[t].producer for t in maker.reads]
+    # A part of a mask, as chunks read them, is cut again out of the whole, which may be packed.
+    sources = [t.producer for t in map(graph.tensors.__getitem__, maker.reads) if t.dtype != _BOOL]
     return any(graph.nodes[n].key in RANDOM_OPS for n in (maker.id, *sources) if n >= 0)
 
 

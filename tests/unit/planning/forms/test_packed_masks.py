@@ -76,6 +76,12 @@ def test_masks_that_were_drawn_may_be_packed(make: str, more: str, packed: bool)
     assert bool(extended(open_text(MASKED.format(make=make, more=more))).forms) == packed
 
 
+def test_a_part_of_a_mask_is_cut_again_out_of_the_whole() -> None:
+    make = "[d] y, whole = Dropout(x, ratio, on) [m] m = Transpose(whole)"
+    found = extended(open_text(MASKED.format(make=make, more="")))
+    assert [found.graph.tensors[form.tensor].name for form in found.forms] == ["whole"]
+
+
 @pytest.mark.parametrize("shape", ["float[61, 129]", "float[8, 128]"])
 def test_odd_and_small_masks_are_left_alone(shape: str) -> None:
     assert not extended(model_of(shape)).forms

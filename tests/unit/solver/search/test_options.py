@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from helpers.problems import LONG_SKIP, NESTED, Case, Clock
+from helpers.problems import LONG_SKIP, Case, Clock
 from helpers.steps import irregular
 from memplan.deadline import Deadline
 from memplan.solver.evaluate import decide
@@ -72,12 +72,6 @@ def test_a_search_says_what_it_tried_and_why_it_stopped(caplog: pytest.LogCaptur
     assert text.startswith("search (nodes may move, seed 7): +")
     assert f"+{100 * found.extra_cost / problem.base_cost:.3f}% after 3 starts" in text
     assert text.endswith("; rounds are over")
-
-
-def test_fixed_iterations_end_on_an_infeasible_budget() -> None:
-    deadline = Deadline(SECONDS, Clock(0.001, looks=3000))
-    decision = solve(NESTED.problem(8), deadline, SearchOptions(order=False, iterations=5))
-    assert not decision.feasible
 
 
 def test_the_caller_can_say_what_is_enough() -> None:

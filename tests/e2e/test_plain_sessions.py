@@ -134,23 +134,25 @@ def without_pins(graph: onnx.GraphProto) -> None:
     graph.node.extend(copies)
 
 
-def test_validate_finds_merged_clones(
-    source: Path, plain: tuple[Path, dict[str, object]], memplan: Memplan, tmp_path: Path
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (without_fences, "did not run: merged or removed by the runtime"),
+        (without_pins, "over the budget"),
+    ],
+)
+def test_validate_finds_what_is_gone(
+    damage: Callable[[onnx.GraphProto], None],
+    told: str,
+    source: Path,
+    plain: tuple[Path, dict[str, object]],
+    memplan: Memplan,
+    tmp_path: Path,
 ) -> None:
-    path = broken(plain[0], tmp_path / "broken.onnx", without_fences)
+    path = broken(plain[0], tmp_path / "broken.onnx", damage)
     done = memplan("validate", source, path, *FAST)
     assert done.returncode == 1
-    findings = " ".join(json.loads(done.stdout)["findings"])
-    assert "did not run: merged or removed by the runtime" in findings
-
-
-def test_validate_finds_that_the_order_is_gone(
-    source: Path, plain: tuple[Path, dict[str, object]], memplan: Memplan, tmp_path: Path
-) -> None:
-    path = broken(plain[0], tmp_path / "broken.onnx", without_pins)
-    done = memplan("validate", source, path, *FAST)
-    assert done.returncode == 1
-    assert "over the budget" in " ".join(json.loads(done.stdout)["findings"])
+    assert told in " ".join(json.loads(done.stdout)["findings"])
 
 
 def test_an_old_opset_is_raised(memplan: Memplan, tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ class _Chooser:
         self, candidate: Candidate, choices: list[Choice], before: Estimate
     ) -> tuple[list[Choice], Estimate] | None:
         """The fewest chunks of which twice as many bring no more; None if none bring enough."""
-        counts = candidate.counts(self.graph)
+        counts = counts_of(self.graph, candidate.regions)
         if asked := self.asked.count:
             counts = (asked,) if candidate.divides(self.graph, asked) else ()
         if not counts:
@@ -177,15 +177,17 @@ class _Chooser:
         self, choices: list[Choice], before: Estimate
     ) -> tuple[list[Choice], Estimate] | None:
         """The same regions in twice as many chunks, where that brings more by now; None where it
-        does for none of them."""
+        does for none of them, or their number was asked for."""
         best: tuple[list[Choice], Estimate] | None = None
+        if self.asked.count:
+            return None
         for place, choice in enumerate(choices):
             counts = counts_of(self.graph, choice.part.regions)
             while choice.decision.kind == REGIONS and 2 * choice.part.count in counts:
                 choice = choice.doubled()
                 tried = [*choices[:place], choice, *choices[place + 1 :]]
                 after = self._better(tried, before)
-                if self.asked.count or after is None:
+                if after is None:
                     break
                 choices, before = best = tried, after
         return best

@@ -64,10 +64,6 @@ class Candidate:
             return self
         return Candidate(tuple(s for s, _ in left), self.axis, tuple(r for _, r in left))
 
-    def counts(self, graph: Graph) -> tuple[int, ...]:
-        """See :func:`counts_of`."""
-        return counts_of(graph, self.regions)
-
     def divides(self, graph: Graph, count: int) -> bool:
         """Whether chunks of equal size can be had."""
         return all(region.divisor(graph) % count == 0 for region in self.regions)

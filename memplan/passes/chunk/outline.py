@@ -83,7 +83,7 @@ class Outline:
         self.starts = np.cumsum([0, *lengths], dtype=np.int64)[:-1]
         self.buffer_of = {t: k for k, b in enumerate(self.buffers) for t in b.members}
         self._layouts: dict[tuple[int, ...], _Layout | None] = {}
-        self._kept: list[object] = []
+        self._kept: list[object] = []  # layouts go by ids, which hold while these are alive
 
     def estimate(self, parts: Sequence[Part]) -> Estimate | None:
         """What the graph takes with these parts, which share no node, in chunks; None where their
@@ -167,7 +167,7 @@ class _Layout:
             resident + int(used.max(initial=0)),
             resident + int(max(needed.max(initial=0), self.held[-1])),
             tuple(
-                self.outline.buffers[k].root
+                outline.buffers[k].root
                 for k in np.flatnonzero((self.born <= peak) & (peak < self.dead))
                 if k not in self.touched
             ),

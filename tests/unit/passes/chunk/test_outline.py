@@ -12,7 +12,7 @@ from helpers.chunking import ATTENTION, drawn, head, layered, runs, state_from
 from helpers.graphs import tensor
 from helpers.proofs import proof
 from memplan.passes.change import facts_of
-from memplan.passes.chunk.chunk_candidates import Regions
+from memplan.passes.chunk.chunk_candidates import Regions, counts_of
 from memplan.passes.chunk.chunk_state import State, chunked
 from memplan.passes.chunk.chunk_writer import Chunked, Part
 from memplan.passes.chunk.outline import Outline
@@ -40,7 +40,7 @@ def test_an_estimate_is_near_what_is_written(text: str | onnx.ModelProto, count:
     assert whole is not None
     near = 0
     for candidate in Regions(facts_of(state.model)).around(whole, ()):
-        if count not in candidate.counts(state.model.graph):
+        if count not in counts_of(state.model.graph, candidate.regions):
             continue
         parts = [candidate.choice(state.model.graph, count).part]
         found, written = outline.estimate(parts), chunked(state, parts)

@@ -8,6 +8,7 @@
     ├── InfeasibleError          4  no plan keeps the budget
     ├── RuntimeUnavailableError  5  ONNX Runtime missing, a run failed, too little memory
     │   ├── NodeFailedError      5  a run failed in a node of the model
+    │   ├── ModelRefusedError    5  ONNX Runtime refuses a model that it was to load
     │   └── ProviderMissingError 5  CUDA was asked for and does not start
     ├── TrainingError            1  the loss of a step is not a number
     ├── CaptureDiffersError      1  a captured step is not PyTorch's (memplan.api.capture)
@@ -87,6 +88,10 @@ class RuntimeUnavailableError(MemplanError):
 
 class NodeFailedError(RuntimeUnavailableError):
     """A run failed in a node of the model: what it was given may be at fault."""
+
+
+class ModelRefusedError(RuntimeUnavailableError):
+    """The runtime itself refuses a model, in words of its own."""
 
 
 class ProviderMissingError(RuntimeUnavailableError):

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import re
 
-from memplan.errors import NodeFailedError, ProviderMissingError, RuntimeUnavailableError
+from memplan.errors import (
+    ModelRefusedError,
+    NodeFailedError,
+    ProviderMissingError,
+    RuntimeUnavailableError,
+)
 from memplan.providers import PROVIDERS, on_host
 from memplan.runtime.installed import missing_runtime
 from memplan.units import format_bytes
@@ -16,6 +21,7 @@ _NODE = re.compile(r"while running (\S+) node\. Name:\s*'([^']*)'")
 _WHERE = re.compile(r"\S+\.(?:cc|h|cu|cpp):\d+ (?:[^()]*\(.*?\)(?: const)? )?(?:\[with [^\]]*\] )?")
 _NO_KERNEL = "NOT_IMPLEMENTED"
 _STATUS = "Status Message: "
+_RUNTIME = "[ONNXRuntimeError]"
 _MEMORY = (
     "Failed to allocate memory",
     "bad allocation",
@@ -76,7 +82,9 @@ def explain(error: str, what: str, provider: str) -> RuntimeUnavailableError:
     if node and found:
         said = _WHERE.sub("", status, count=1)
         return NodeFailedError(f"{what} failed in {node[1]} '{node[2]}': {said[:400]}")
-    kind = NodeFailedError if node else RuntimeUnavailableError
+    kind: type[RuntimeUnavailableError] = NodeFailedError if node else RuntimeUnavailableError
+    if not node and _RUNTIME in line:
+        kind = ModelRefusedError
     return kind(f"{what} failed: {line[:400]}", hint)
 
 

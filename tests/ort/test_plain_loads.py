@@ -7,12 +7,17 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnxruntime import InferenceSession
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from helpers.graphs import parse
 from helpers.reports import text_of
 from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.rewriting import rewrite
+from memplan.errors import ModelRefusedError
+from memplan.planning.plain import plain_plan
 from memplan.planning.plain.as_loaded import as_loaded
+from memplan.planning.plain.finish_fences import Draft, Limits, PlainModel, finished_with
 from memplan.report.tell.rewrite import tell_rewrite
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.measure import measure
@@ -39,6 +44,12 @@ TURNED = """g (float[8,16] x, float[16,8] v) => (float[8] y, float[16,8] z) <int
 FOLDED = """g (float[40, 16] x) => (float[40, 16] y) <int64 a = {0}, int64 b = {40}, int64 c = {1}>
  { [e] e = Exp(x) [r] r = Range(a, b, c) [k] k = Gather<axis = 0>(e, r) [s] s = Sin(k)
    [p] p = Mul(s, k) [y] y = Add(p, e) }"""
+# The runtime fuses all from h to m, whoever else reads h.
+GELU = """g (float[64, 64] x) => (float[64, 64] y) <float half = {0.5}, float three = {3},
+   float cubed = {0.044715}, float root = {0.7978845608}, float one = {1}>
+ { [a] a = Sin(x) [h] h = Mul(a, half) [p] p = Pow(a, three) [c] c = Mul(p, cubed)
+   [s] s = Add(a, c) [r] r = Mul(s, root) [t] t = Tanh(r) [o] o = Add(t, one) [m] m = Mul(h, o)
+   [y] y = Cos(m) }"""
 LOOP = """g (float[64, 64] x) => (float[64, 64] y) <int64 m = {5}, bool c = {1}>
  { e = Exp(x) a = Loop (m, c, e) <body = b (int64 i, bool cc, float[64, 64] s)
    => (bool co, float[64, 64] so) { co = Identity(cc) t = Sin(s) so = MatMul(t, x) }>
@@ -90,6 +101,29 @@ def test_nodes_that_read_other_tensors_are_not_those_of_the_file(tmp_path: Path)
     assert (held.gone, held.new) == ((), ())
     assert {"m", "t"} <= {*held.rewired}
     assert not held.unchanged
+
+
+def test_a_file_that_the_runtime_refuses_is_never_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pin on what a fusion takes away makes the file invalid, until more pins prevent that."""
+    options = RewriteOptions(parse_budget("1MB"), session="default", optimize="none", effort=1)
+    few: list[PlainModel] = []
+
+    def finish(draft: Draft, _: Limits, needed: frozenset[str] = frozenset()) -> PlainModel:
+        few.append(finished_with(draft, (), [draft.pinnable[name] for name in {"h", *needed}]))
+        return few[-1]
+
+    monkeypatch.setattr(plain_plan, "finish", finish)
+    made = rewrite(parse(GELU), options)
+    with pytest.raises(InvalidArgument, match="'h' is not"):
+        InferenceSession(few[0].model.SerializeToString())
+    InferenceSession(made.model.SerializeToString())
+    assert made.plain is not None
+    assert {"h", "t"} <= {*made.plain.pinned}
+    monkeypatch.setattr(plain_plan, "finish", lambda draft, *_: finished_with(draft, (), ["h"]))
+    with pytest.raises(ModelRefusedError, match="'h' is not"):
+        rewrite(parse(GELU), options)
 
 
 def test_equal_bits_are_claimed_only_where_both_files_are_laid_out_alike() -> None:

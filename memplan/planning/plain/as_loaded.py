@@ -15,7 +15,7 @@ from pathlib import Path
 
 import onnx
 
-from memplan.errors import MemplanError
+from memplan.errors import MemplanError, ModelRefusedError
 from memplan.ir.graph import Graph
 from memplan.ops.book import SHAPE_READERS
 from memplan.ops.kernels import COPY_OPS
@@ -127,7 +127,8 @@ def as_loaded(
         portable: without layouts that depend on the processor.
 
     Raises:
-        RuntimeUnavailableError: the runtime is missing or refuses the file.
+        ModelRefusedError: the runtime refuses the file.
+        RuntimeUnavailableError: it is missing.
         MemplanError: the weights are too large, or a tensor's shape stays unknown.
     """
     prepared = model.prepared
@@ -233,6 +234,9 @@ def written_as_loaded(model: onnx.ModelProto, session: SessionKind, weights: Pat
 
     It records what its symbolic dimensions are bound to. Its external data lies beside the model
     ``weights``.
+
+    Raises:
+        ModelRefusedError: the runtime does not load it.
     """
     dims = get_metadata(model).get("dims")
     with scratch_folder() as folder:
@@ -243,6 +247,8 @@ def written_as_loaded(model: onnx.ModelProto, session: SessionKind, weights: Pat
             path.write_bytes(model.SerializeToString())
             prepared = load(path, dims if isinstance(dims, dict) else {}, weights)
             return as_loaded(opened(prepared), session)
+        except ModelRefusedError:
+            raise
         except (MemplanError, ValueError):
             return None
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from memplan.deadline import Deadline
-from memplan.errors import InfeasibleError, PlanError
+from memplan.errors import InfeasibleError, ModelRefusedError, PlanError
 from memplan.ir.graph import Graph
 from memplan.planning.apply import apply_plan, rewritten_types
 from memplan.planning.plain.as_loaded import NOT_ASKED, Loaded, written_as_loaded
@@ -150,18 +150,37 @@ def _made(model: OpenModel, plan: Plan, session: SessionKind, limits: Limits) ->
     is; where none keeps them, one that breaks them.
 
     Where the runtime fuses nodes of the file at load (recomputation may leave a tensor with a
-    single reader, which makes new patterns), pins on them prevent that.
+    single reader, which makes new patterns), pins on them prevent that. A fusion may also take a
+    node away that a pin still reads, so that the runtime refuses the file (FastGeluFusion does not
+    look who reads half of its input): what it fuses is seen without pins then.
+
+    Raises:
+        ModelRefusedError: pins on all that do not help.
     """
     draft, needed = _draft(model, plan, session), frozenset[str]()
-    for _ in range(_LOADS):
+    weights = model.prepared.beside
+    for load in range(_LOADS):
         result = finish(draft, limits, needed)
         if limits.excess(result.peaks) > 0:
             return result
-        held = written_as_loaded(result.model, session, model.prepared.beside)
-        if held is None or held.unchanged or needed.issuperset((*held.gone, *held.rewired)):
+        try:
+            held = written_as_loaded(result.model, session, weights)
+        except ModelRefusedError:
+            bare = finished_with(draft, draft.input_fences[: result.input_fences], ())
+            fused = _changed(written_as_loaded(bare.model, session, weights))
+            if needed >= fused or load + 1 == _LOADS:
+                raise
+            needed |= fused
+            continue
+        if needed >= _changed(held):
             break
-        needed |= {*held.gone, *held.rewired}
+        needed |= _changed(held)
     return _held_to(result, held, limits)
+
+
+def _changed(held: Loaded | None) -> frozenset[str]:
+    """Nodes of a file that a session does not hold as they stand there."""
+    return frozenset() if held is None else frozenset((*held.gone, *held.rewired))
 
 
 def _held_to(result: PlainModel, held: Loaded | None, limits: Limits) -> PlainModel:

@@ -73,9 +73,15 @@ def tell_rewrite(result: Rewrite, details: bool = False) -> Report:
 
 
 def _headline(result: Rewrite) -> str:
-    """The answer; first of all what it costs, where the peak that runs show is higher than before:
-    a budget counts workspace, which is predicted only."""
+    """The answer; first of all where only the first of many runs keeps the budget, and what it
+    costs where the peak that runs show is higher than before: a budget counts workspace, which is
+    predicted only."""
     old, new = result.original.timeline, result.timeline
+    if result.plain is not None:
+        later = result.plain.later.peak_with_workspace_bytes
+        if later > result.budget_bytes:
+            over = f"later runs take {format_bytes(later)}, OVER the budget"
+            return f"{over}; the first run: {_answer(result)}"
     rise = new.peak_bytes - old.peak_bytes
     if rise <= 0:
         return _answer(result)

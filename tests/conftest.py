@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,16 +21,12 @@ from helpers.running import Memplan, runner
 
 FOLDER = Path(__file__).parent
 SLOW_FOLDERS = ("ort", "gpu", "e2e")
-UNPLANNED = (
-    *("unit/autodiff", "unit/equivalence", "unit/ir", "unit/ops", "unit/processes", "unit/proto"),
-    *("unit/report", "unit/runtime", "unit/simulate", "unit/training", "unit/api/check"),
-    *("unit/api/grad", "property/autodiff", "property/proto", "golden/autodiff", "unit/test_"),
+PLANNING = re.compile(
+    r'rewrite\(|"rewrite|RewriteOptions|replay\(|sweep|plans\.|strategies"|torch_plan|COMMANDS'
+    r"|memplan\.(solver|planning|passes)\b|import (solver|planning|passes)\b"
+    r"|helpers\.(chunking|every_order|passes|plans|problems|steps|sweeps)\b"
 )
-"""What runs first, beside the compiler: where tests plan nothing, but for some files."""
-PLANNED = (
-    *("unit/ops/test_faults.py", "unit/report/test_hostile_names.py"),
-    "unit/training/test_claims.py",
-)
+"""What a module of tests says that plan something. The others run first, beside the compiler."""
 COMPILER = "MEMPLAN_TESTS_COMPILER"
 """The process that compiles the planner, in the environment of pytest and of its workers."""
 
@@ -48,10 +46,10 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[COMPILER] = str(subprocess.Popen([sys.executable, "-c", code]).pid)
 
 
-def plans(item: pytest.Item) -> bool:
-    """Whether a test may plan, by where it is."""
-    name = item.path.relative_to(FOLDER).as_posix()
-    return name in PLANNED or not name.startswith(UNPLANNED)
+@cache
+def may_plan(module: Path) -> bool:
+    """Whether tests of a module may plan, by what it says."""
+    return PLANNING.search(module.read_text(encoding="utf-8")) is not None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -64,7 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def place(item: pytest.Item) -> tuple[bool, bool, str]:
         group = item.get_closest_marker("xdist_group")
-        return plans(item), group is None, group.args[0] if group else ""
+        return may_plan(item.path), group is None, group.args[0] if group else ""
 
     if not THOROUGH:
         nightly = [item for item in items if item.get_closest_marker("nightly")]
@@ -84,7 +82,7 @@ def no_plan_is_rejected(
     """The net that plans again what the check rejects, or the proof does not follow, must not hide
     that this happened, nor a bound that a plan contradicts be dropped in silence. Tests that plan
     nothing load no planner for it."""
-    if not plans(request.node) and "memplan.planning.plan" not in sys.modules:
+    if not may_plan(request.path) and "memplan.planning.plan" not in sys.modules:
         yield
         return
     from memplan.planning.plan import Rejected
@@ -108,7 +106,7 @@ def no_plan_is_rejected(
 def planner_is_compiled(request: pytest.FixtureRequest) -> None:
     """A command says so where it compiles, and many tests ask for silence."""
     compiler = os.environ.get(COMPILER)
-    if compiler and plans(request.node):
+    if compiler and may_plan(request.path):
         assert eventually(lambda: not runs(int(compiler)))
         del os.environ[COMPILER]
 

@@ -85,6 +85,7 @@ BAD_ARGUMENTS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("validate", MODEL, MODEL, "--time-limit", "0"), ("--time-limit",)),
     (("validate", MODEL, MODEL, "--time-limit", "inf"), ("--time-limit", "not a finite number")),
     (("validate", MODEL, MODEL, "--time-limit", "nan"), ("--time-limit",)),
+    (("profile", MODEL), ("-o",)),
     (("profile", MODEL, "-o", "c.json", "--time-limit", "inf"), ("not a finite number",)),
     (("validate", MODEL, MODEL, "--dim", "N"), ("NAME=SIZE",)),
     (("validate", MODEL, MODEL, "--inputs", "none.npz"), ("none.npz",)),

@@ -15,6 +15,7 @@ from helpers import odd_models as odd
 from helpers.graphs import parse
 from helpers.models import SAMPLES
 from helpers.odd_models import WORKING, saved
+from helpers.refusals import assert_refused
 from helpers.running import Memplan
 from memplan.api.profiling import ProfileOptions
 from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
@@ -150,28 +151,14 @@ def test_a_profile_is_saved_like_any_output(model: Path, tmp_path: Path) -> None
     found.save(tmp_path / COSTS, force=True)
 
 
-def test_an_output_must_be_named(inside: Memplan, model: Path) -> None:
-    done = inside("profile", MODEL)
-    assert (done.returncode, done.stdout) == (EXIT_USAGE, "")
-    error, hint = done.stderr.splitlines()
-    assert error.startswith("error: Missing option '-o'")
-    assert hint.startswith("hint: ")
-
-
-def test_an_existing_file_is_kept(inside: Memplan, model: Path, tmp_path: Path) -> None:
+@pytest.mark.ort
+def test_an_existing_file_stays_unless_forced(inside: Memplan, model: Path, tmp_path: Path) -> None:
     (tmp_path / COSTS).write_text("mine")
     done = inside("profile", MODEL, "-o", COSTS)
-    assert (done.returncode, done.stdout) == (EXIT_USAGE, "")
-    assert done.stderr.splitlines()[0] == f"error: {COSTS} exists"
+    assert_refused(done, EXIT_USAGE, f"{COSTS} exists")
     assert (tmp_path / COSTS).read_text() == "mine"
-
-
-@pytest.mark.ort
-def test_force_replaces_it(inside: Memplan, model: Path, tmp_path: Path) -> None:
-    (tmp_path / COSTS).write_text("mine")
     assert inside("profile", MODEL, *FAST, "-o", COSTS, "--force").returncode == 0
     assert costs_of(tmp_path / COSTS)
-    assert inside("profile", MODEL, "-o", MODEL, "--force").returncode == EXIT_USAGE
 
 
 def test_a_bad_model_is_refused(inside: Memplan, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Small networks that ``capture`` is tried on: each has the layers of its family and runs in
 milliseconds.
 
-``forward(*batch)`` of each gives the scalar loss. Imported only where torch is.
+``forward(*batch)`` of each gives the scalar loss.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
-
 from helpers.models import load_benchmark
+from helpers.with_torch import Tensor, functional, nn, torch
 
 TINY = load_benchmark("nets").TINY
 """Six families, which tests/ort/test_families.py compares in float32; here is what they lack."""

@@ -1,7 +1,5 @@
 """A decoder of the Llama kind, on any device: rotary positions from a buffer, groups of heads that
 share keys, RMSNorm and SwiGLU.
-
-Imported only where torch is.
 """
 
 from __future__ import annotations
@@ -9,11 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
-
 import memplan
+from helpers.with_torch import Tensor, functional, nn, torch
 
 
 @dataclass(frozen=True, slots=True)

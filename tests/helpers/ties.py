@@ -1,4 +1,4 @@
-"""Functions of PyTorch at their ties and kinks, all in one step. Imported only where torch is."""
+"""Functions of PyTorch at their ties and kinks, all in one step."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-F: Any = torch.nn.functional
+from helpers.with_torch import F, Tensor, nn, torch
 
 KINKED = [[-4.0, -3.0, -1.0, -0.5, -0.0], [0.0, 0.5, 1.0, 3.0, 4.0], [6.0, -6.0, 2.0, 5.0, 7.0]]
 TIED = [[1.0, 3.0, 3.0, 1.0, 2.0], [2.0, 2.0, 2.0, 2.0, 2.0], [-0.0, 0.0, 5.0, -5.0, 5.0]]

@@ -1,7 +1,4 @@
-"""Training steps of PyTorch that tests capture, and a loop that trains a captured file.
-
-Imported only where torch is.
-"""
+"""Training steps of PyTorch that tests capture, and a loop that trains a captured file."""
 
 from __future__ import annotations
 
@@ -11,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import torch
-from torch import Tensor, nn
 
 import memplan
 from helpers.captured_nets import NETS
 from helpers.gradients import reference, runtime
+from helpers.with_torch import Tensor, nn, torch
 from memplan.ir.roles import Role
 
 NOISE = {torch.float64: 1e-9, torch.float32: 1e-2}
@@ -67,7 +63,10 @@ def outputs_of(model: onnx.ModelProto, feeds: dict[str, Any]) -> dict[str, Any]:
 
 
 def gradient_error(
-    capture: memplan.Capture, module: nn.Module, batch: Sequence[Tensor], loss: Callable[[], Tensor]
+    capture: memplan.Capture,
+    module: nn.Module,
+    batch: Sequence[Tensor],
+    loss: Callable[[], Tensor],
 ) -> float:
     """The largest error of the loss and of all gradients, relative to the largest entry of each."""
     return max(errors_by_name(capture, module, batch, loss).values())

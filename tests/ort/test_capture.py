@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 import memplan
-
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("onnxscript")
-from helpers.torch_steps import captured, gradient_error, net, outputs_of, trained  # noqa: E402
+from helpers.torch_steps import captured, gradient_error, net, outputs_of, trained
+from helpers.with_torch import torch
 
 pytestmark = pytest.mark.ort
 TOLERANCE = 1e-6

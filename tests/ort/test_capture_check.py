@@ -12,15 +12,12 @@ import numpy as np
 import pytest
 
 import memplan
+from helpers.with_torch import F, nn, torch
 from memplan.api.capture.capture_check import CaptureDiffersError, Skip, Verdict
 from memplan.errors import ModelError
 from memplan.ops.float_types import NO_SESSION
 from memplan.report.tell.capture import tell_capture
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("onnxscript")
-
-nn, F = torch.nn, torch.nn.functional
 pytestmark = pytest.mark.ort
 
 

@@ -11,15 +11,9 @@ import onnxruntime
 import pytest
 
 import memplan
+from helpers.torch_steps import captured
+from helpers.with_torch import F, nn, torch
 from memplan.errors import ModelError
-
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("onnxscript")
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812
-from torch.nn.utils import parametrizations  # noqa: E402
-
-from helpers.torch_steps import captured  # noqa: E402
 
 pytestmark = pytest.mark.ort
 LEVELS = (
@@ -242,8 +236,8 @@ def test_sums_at_indices_in_float16_run_on_the_cpu(shape: tuple[int, ...], row: 
 def test_normalized_weights() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(
-        parametrizations.weight_norm(nn.Linear(5, 4)),
-        parametrizations.weight_norm(nn.Linear(4, 3), dim=1),
+        nn.utils.parametrizations.weight_norm(nn.Linear(5, 4)),
+        nn.utils.parametrizations.weight_norm(nn.Linear(4, 3), dim=1),
     )
 
     def step(net: Any, x: Any) -> Any:

@@ -16,19 +16,14 @@ import onnx
 import pytest
 
 import memplan
+from helpers.torch_steps import Reversed, captured, errors_by_name, outputs_of
+from helpers.with_torch import F, nn, torch
 from memplan.api.capture.capture_check import CaptureDiffersError
 from memplan.errors import ModelError
 from memplan.proto.surrogates import DOMAIN
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("onnxscript")
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-from helpers.torch_steps import Reversed, captured, errors_by_name, outputs_of  # noqa: E402
-
 pytestmark = pytest.mark.ort
+checkpoint = torch.utils.checkpoint.checkpoint
 TOLERANCE = 1e-4
 """Relative, in float32."""
 Step = Callable[..., Any]

@@ -10,11 +10,9 @@ import onnx
 import pytest
 
 import memplan
+from helpers.with_torch import nn, torch
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("onnxscript")
 pytestmark = [pytest.mark.ort, pytest.mark.slow]
-nn = torch.nn
 
 WAYS: dict[str, dict[str, object]] = {
     "default": {"dynamo": True},

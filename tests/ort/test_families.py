@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 
 import memplan
+from helpers.captured_nets import FAMILIES
 from helpers.gradients import runtime
 from helpers.models import ROOT, load_benchmark
-
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("onnxscript")
-from helpers.captured_nets import FAMILIES  # noqa: E402
+from helpers.with_torch import torch
 
 pytestmark = pytest.mark.ort
 

@@ -4,18 +4,14 @@ PyTorch's autograd. By ONNX's operators, and without PyTorch: ``unit/autodiff/ru
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 import memplan
 from helpers.gradients import runtime
-
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("onnxscript")
-from helpers.ties import CASES, AtTies  # noqa: E402
-from helpers.torch_steps import captured  # noqa: E402
+from helpers.ties import CASES, AtTies
+from helpers.torch_steps import captured
+from helpers.with_torch import torch
 
 pytestmark = pytest.mark.ort
 

@@ -19,16 +19,11 @@ import numpy as np
 import pytest
 
 import memplan
-
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("onnxscript")
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402, N812
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-from helpers.torch_steps import trained  # noqa: E402
+from helpers.torch_steps import trained
+from helpers.with_torch import F, nn, torch
 
 pytestmark = [pytest.mark.ort, pytest.mark.slow]
+checkpoint = torch.utils.checkpoint.checkpoint
 RATE = 0.1
 Make = Callable[[], tuple[Any, Any]]
 REFUSED: dict[str, tuple[Make, str]] = {}

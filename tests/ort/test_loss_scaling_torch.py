@@ -16,12 +16,9 @@ from onnx.reference import ReferenceEvaluator
 
 import memplan
 from helpers.float64_ops import OPS
+from helpers.torch_steps import captured, net, outputs_of
+from helpers.with_torch import functional, nn, torch
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("onnxscript")
-from helpers.torch_steps import captured, net, outputs_of  # noqa: E402
-
-nn, functional = torch.nn, torch.nn.functional
 pytestmark = pytest.mark.ort
 STEPS = 20
 

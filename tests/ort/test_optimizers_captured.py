@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 
 import memplan
+from helpers.torch_steps import captured
+from helpers.with_torch import torch
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.errors import UsageError
-
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("onnxscript")
-from helpers.torch_steps import captured  # noqa: E402
 
 pytestmark = pytest.mark.ort
 BEFORE, AFTER = 2, 5

@@ -17,10 +17,8 @@ import onnx
 import pytest
 
 from helpers.models import SAMPLES
-
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("onnxscript")
-from memplan.pytorch.load_function import returned_by  # noqa: E402
+from helpers.with_torch import torch
+from memplan.pytorch.load_function import returned_by
 
 pytestmark = pytest.mark.ort
 TOLERANCE = 1e-4

@@ -12,14 +12,11 @@ import numpy as np
 import pytest
 
 import memplan
+from helpers.torch_steps import captured
+from helpers.with_torch import functional, nn, torch
 from memplan.errors import UsageError
 from memplan.ir.roles import Role
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("onnxscript")
-from helpers.torch_steps import captured  # noqa: E402
-
-nn, functional = torch.nn, torch.nn.functional
 pytestmark = pytest.mark.ort
 
 STEPS = 30

@@ -6,14 +6,10 @@ from typing import Any
 
 import pytest
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("onnxscript")
-from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
-
-from memplan.proto.metadata import CALL_KEY, node_metadata  # noqa: E402
-from memplan.pytorch.reading import Reading, read_step  # noqa: E402
-from memplan.pytorch.torch_step import TorchStep  # noqa: E402
+from helpers.with_torch import functional, nn, torch
+from memplan.proto.metadata import CALL_KEY, node_metadata
+from memplan.pytorch.reading import Reading, read_step
+from memplan.pytorch.torch_step import TorchStep
 
 pytestmark = pytest.mark.slow
 

@@ -6,13 +6,9 @@ from typing import Any
 
 import pytest
 
+from helpers.with_torch import nn, torch
 from memplan.errors import ModelError
-
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("onnxscript")
-from torch import nn  # noqa: E402
-
-from memplan.pytorch.custom_backward import Recorder, recording  # noqa: E402
+from memplan.pytorch.custom_backward import Recorder, recording
 
 
 def halved(grad: Any) -> Any:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("onnxscript")
-from memplan.pytorch.draws import NORMAL, UNIFORM, Draws, TorchDraw  # noqa: E402
+from helpers.with_torch import torch
+from memplan.pytorch.draws import NORMAL, UNIFORM, Draws, TorchDraw
 
 F = torch.nn.functional
 x = torch.linspace(-2, 2, 4000).reshape(10, 400)

@@ -9,13 +9,9 @@ import numpy as np
 import pytest
 
 import memplan
-
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("onnxscript")
-from memplan.pytorch.eager import Eager  # noqa: E402
-from memplan.pytorch.prepared_step import prepare  # noqa: E402
-
-nn, F = torch.nn, torch.nn.functional
+from helpers.with_torch import nn, torch
+from memplan.pytorch.eager import Eager
+from memplan.pytorch.prepared_step import prepare
 
 
 class Net(nn.Module):  # type: ignore[name-defined,misc]

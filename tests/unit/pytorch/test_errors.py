@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 
 import memplan
+from helpers.with_torch import nn, torch
 from memplan.errors import ModelError
-
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("onnxscript")
-from torch import nn  # noqa: E402
 
 
 class Middle(nn.Module):

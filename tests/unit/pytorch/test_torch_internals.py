@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 
+import memplan
+from helpers.with_torch import torch
 from memplan.errors import RuntimeUnavailableError
-
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("onnxscript")
-import memplan  # noqa: E402
-from memplan.pytorch import installed_torch, torch_internals  # noqa: E402
-from memplan.pytorch.torch_internals import INTERNALS, internal, replaced  # noqa: E402
+from memplan.pytorch import installed_torch, torch_internals
+from memplan.pytorch.torch_internals import INTERNALS, internal, replaced
 
 ROOM = Path(memplan.__file__).parent / "pytorch"
 NEED = sorted(path for path, told in INTERNALS.items() if not told.instead)

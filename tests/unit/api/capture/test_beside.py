@@ -13,16 +13,13 @@ import onnx
 import pytest
 
 import memplan
+from helpers.torch_steps import captured, outputs_of
+from helpers.with_torch import functional, nn, torch
 from memplan.errors import UsageError
 from memplan.ir.roles import Role
 from memplan.simulate.explain import TensorClass
 from memplan_cli.main import main
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("onnxscript")
-from helpers.torch_steps import captured, outputs_of  # noqa: E402
-
-nn, functional = torch.nn, torch.nn.functional
 pytestmark = pytest.mark.slow
 
 

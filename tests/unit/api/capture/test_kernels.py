@@ -9,14 +9,10 @@ import pytest
 import memplan
 from helpers.graphs import parse
 from helpers.reports import text_of
+from helpers.torch_steps import captured
+from helpers.with_torch import F, nn, torch
 from memplan.api.capture.kernel_support import kernel_notes, require_kernels
 from memplan.errors import ModelError
-
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("onnxscript")
-from helpers.torch_steps import captured  # noqa: E402
-
-nn, F = torch.nn, torch.nn.functional
 
 
 class Padded(nn.Module):  # type: ignore[name-defined,misc]

@@ -11,15 +11,12 @@ import onnx
 import pytest
 
 import memplan
+from helpers.llama import SMALL, Sizes, llama_step
+from helpers.with_torch import nn, torch
 from memplan.errors import EXIT_USAGE, ModelError, UsageError
 from memplan.ir.roles import Role
 from memplan.units import parse_budget
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("onnxscript")
-from helpers.llama import SMALL, Sizes, llama_step  # noqa: E402
-
-nn = torch.nn
 pytestmark = pytest.mark.slow
 
 

@@ -13,14 +13,11 @@ import onnx
 import pytest
 
 import memplan
+from helpers.torch_steps import captured
+from helpers.with_torch import nn, torch
 from memplan.errors import ModelError, UsageError
 from memplan.proto.metadata import CHECKPOINT_KEY, PHASE_KEY, get_metadata
 
-torch: Any = pytest.importorskip("torch")
-pytest.importorskip("onnxscript")
-from helpers.torch_steps import captured  # noqa: E402
-
-nn = torch.nn
 pytestmark = pytest.mark.slow
 
 

@@ -7,15 +7,18 @@ import re
 import shlex
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
 import click
+import onnx
 import pytest
 
 from helpers.models import load_benchmark
 from helpers.pages import files
 from memplan import errors
+from memplan.autodiff.emit.gradient_registry import registered
 from memplan_cli.main import COMMANDS, cli
 
 tables = load_benchmark("tables")
@@ -212,3 +215,22 @@ def test_the_tree_of_the_architecture_is_the_tree() -> None:
 def test_tables_are_what_the_records_say() -> None:
     for path, text in tables.pages().items():
         assert path.read_text(encoding="utf-8") == text, "run python -m benchmarks.tables"
+
+
+def is_without_gradient(schema: onnx.defs.OpSchema) -> bool:
+    """Whether it reads floats and makes floats, is no function of others, and has no gradient."""
+    sides = ((slot.types for slot in side) for side in (schema.inputs, schema.outputs))
+    if schema.deprecated or not all("float" in str(list(types)) for types in sides):
+        return False
+    written = schema.has_function or schema.has_context_dependent_function
+    return not written and ("", schema.name) not in registered()
+
+
+def test_the_page_lists_the_operators_without_a_gradient() -> None:
+    text = (DOCS / "how/gradients.md").read_text(encoding="utf-8")
+    found = set()
+    for name in {schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain}:
+        with suppress(onnx.defs.SchemaError):  # of a later opset
+            schema = onnx.defs.get_schema(name, 24)
+            found |= {name} if is_without_gradient(schema) else set()
+    assert set(re.findall(r"`(\w+)`", text.split("**Without a gradient**")[1])) == found

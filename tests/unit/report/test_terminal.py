@@ -16,12 +16,11 @@ from rich.console import Console
 from helpers.reports import text_of
 from helpers.running import Memplan
 from helpers.state_graphs import state_step
-from memplan.api.analysis import Analysis, analyze
+from memplan.api.analysis import analyze
 from memplan.api.validate.proof import proof_line
 from memplan.api.validate.validation import Run
 from memplan.equivalence.prove import Equivalence
-from memplan.report.parts import Report, Table
-from memplan.report.tell.analysis import tell_analysis
+from memplan.report.parts import Report
 from memplan.report.tell.names import listed
 from memplan.report.tell.rewrite import equivalence_line
 from memplan.report.tell.state import state_lines
@@ -57,12 +56,6 @@ def test_lists_say_how_much_is_left_out() -> None:
     assert listed(["a"]) == "a"
     assert listed(list("abcdefg")) == "a, b, c, d, e and 2 more"
     assert listed(list("abcdefg"), details=True) == "a, b, c, d, e, f, g"
-
-
-def test_stash_is_told_in_all_and_at_the_peak(mlp: Analysis) -> None:
-    titles = [part.title for part in tell_analysis(mlp).parts if isinstance(part, Table)]
-    stash = r"Stash: \S+ \S+ in all, \S+ \S+ of it at the peak; \d+ tensors? made .*"
-    assert any(re.fullmatch(stash, title) for title in titles)
 
 
 def test_what_validate_measured_fits_80_columns() -> None:

@@ -20,11 +20,7 @@ from memplan.report.tell.analysis import tell_analysis
 from memplan.report.tell.diff import tell_diff
 from memplan.report.tell.sweep import tell_sweep
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.slow,
-    pytest.mark.skipif(not PROGRAM, reason="needs Chromium"),
-]
+pytestmark = pytest.mark.skipif(not PROGRAM, reason="needs Chromium")
 PAGES = ("analysis", "diff", "sweep")
 AXE = os.environ.get("MEMPLAN_AXE", "")
 

@@ -19,9 +19,6 @@ from helpers.odd_models import saved
 from helpers.processes import HANG_SECONDS
 from helpers.running import Memplan
 
-pytestmark = pytest.mark.e2e
-
-
 MODEL, OUT = "model.onnx", "model.memplan.onnx"
 
 

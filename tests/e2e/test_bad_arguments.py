@@ -17,9 +17,6 @@ from helpers.refusals import Done, assert_harmless
 from helpers.running import Memplan
 from memplan.errors import EXIT_ENVIRONMENT, EXIT_INFEASIBLE, EXIT_USAGE
 
-pytestmark = pytest.mark.e2e
-
-
 MODEL = "model.onnx"
 
 
@@ -192,7 +189,6 @@ def _without_gpu() -> bool:
     return shutil.which("nvidia-smi") is None and not Path("/dev/nvidia0").exists()
 
 
-@pytest.mark.ort
 @pytest.mark.skipif(not _without_gpu(), reason="this machine has a GPU")
 def test_cuda_without_a_gpu(refused: Refused, tmp_path: Path) -> None:
     saved(odd.training(), tmp_path)
@@ -207,7 +203,6 @@ def test_cuda_without_a_gpu(refused: Refused, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.ort
 def test_an_operator_that_the_runtime_does_not_know(refused: Refused, tmp_path: Path) -> None:
     saved(odd.unknown_operator(), tmp_path)
     refused(EXIT_ENVIRONMENT, ("Swoosh",), "validate", MODEL, MODEL)

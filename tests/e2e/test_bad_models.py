@@ -18,9 +18,6 @@ from helpers.refusals import assert_harmless, assert_refused
 from helpers.running import Memplan
 from memplan.errors import EXIT_MODEL
 
-pytestmark = pytest.mark.e2e
-
-
 MODEL = "model.onnx"
 
 

@@ -31,10 +31,7 @@ from memplan import GradOptions, RewriteOptions, Trainer, grad, parse_size, rewr
 
 PACKAGE = node_package("onnxruntime-web")
 NODE = shutil.which("node")
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(PACKAGE is None, reason="needs the npm package onnxruntime-web"),
-]
+pytestmark = pytest.mark.skipif(PACKAGE is None, reason="needs the npm package onnxruntime-web")
 # Added to the page: press its button, and tell what it shows.
 PRESS = """<script type="module">
 const tell = (text) => fetch("/told", { method: "POST", body: text });

@@ -15,7 +15,6 @@ from memplan.errors import EXIT_FINDING
 pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
-pytestmark = [pytest.mark.e2e, pytest.mark.ort]
 
 SOURCE = """
 import random

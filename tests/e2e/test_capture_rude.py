@@ -18,7 +18,6 @@ from memplan.errors import EXIT_USAGE
 pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
-pytestmark = [pytest.mark.e2e, pytest.mark.ort]
 
 SOURCE = """
 import atexit, os, subprocess, sys, time

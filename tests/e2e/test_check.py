@@ -19,8 +19,6 @@ from helpers.running import Memplan, runner
 from memplan.units import parse_size
 from memplan_cli.main import main
 
-pytestmark = pytest.mark.e2e
-
 MLP, GPT = "models/mlp_adamw.onnx", "models/gpt_dynamic.onnx"
 STASH_BYTES = 8192 * 512 * 4  # what one of the 512-wide activations of the MLP takes
 

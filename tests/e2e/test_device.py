@@ -10,8 +10,6 @@ import pytest
 from helpers.running import Memplan
 from memplan.runtime.gpu import find_gpu
 
-pytestmark = pytest.mark.e2e
-
 
 def test_device_says_what_starts(memplan: Memplan) -> None:
     done = memplan("device", "--format", "json")

@@ -11,8 +11,6 @@ from helpers.commands import succeeded
 from helpers.running import Memplan
 from helpers.training_steps import long_skips, saved_step
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
-
 STEP = "step.onnx"
 
 

@@ -17,8 +17,6 @@ from helpers.refusals import assert_refused
 from helpers.running import Memplan
 from memplan.errors import EXIT_ENVIRONMENT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
-
 MODEL = "model.onnx"
 
 
@@ -78,7 +76,6 @@ def test_a_current_folder_that_was_deleted(tmp_path: Path) -> None:
     assert_refused(done, EXIT_ENVIRONMENT, "the current folder no longer exists")
 
 
-@pytest.mark.ort
 def test_a_temporary_folder_that_is_not_there(program: Memplan, tmp_path: Path) -> None:
     """What cannot be made elsewhere is told in one line; analyze needs none."""
     saved(odd.training(), tmp_path)

@@ -10,9 +10,6 @@ import pytest
 from helpers.commands import succeeded
 from helpers.running import Memplan
 
-pytestmark = pytest.mark.e2e
-
-
 MODEL, OUT = "model.onnx", "model.memplan.onnx"
 
 

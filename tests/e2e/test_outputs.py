@@ -19,8 +19,6 @@ from memplan.api.check.lock import read_lock
 from memplan.errors import EXIT_USAGE, RuntimeUnavailableError
 from memplan.processes.locks import updating
 
-pytestmark = pytest.mark.e2e
-
 MODEL = "model.onnx"
 REWRITE = ("rewrite", MODEL, "--budget", "100%", "--optimize", "none")
 
@@ -113,7 +111,6 @@ def test_a_link_to_nothing_is_refused_before_any_work(
 # --- Two at once ----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_two_updates_at_once_lose_nothing(tmp_path: Path) -> None:
     names = [f"m{k}.onnx" for k in range(2)]
     for name in names:

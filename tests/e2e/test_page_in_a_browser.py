@@ -16,10 +16,7 @@ from memplan.report.html.page import page
 from memplan.report.tell.analysis import tell_analysis
 from memplan.simulate.explain import TensorClass
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(not PROGRAM, reason="needs Chromium"),
-]
+pytestmark = pytest.mark.skipif(not PROGRAM, reason="needs Chromium")
 
 Told = Callable[[str], Any]
 

@@ -21,8 +21,6 @@ from memplan.runtime.inputs import synthesize
 from memplan.simulate.opened import open_model
 from memplan.units import parse_size
 
-pytestmark = pytest.mark.e2e
-
 FAST = ("--runs", "1", "--no-plain", "--format", "json")
 
 

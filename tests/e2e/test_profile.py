@@ -22,8 +22,6 @@ from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
 from memplan.errors import EXIT_MODEL, EXIT_USAGE
 from memplan.units import parse_size
 
-pytestmark = pytest.mark.e2e
-
 MODEL, COSTS = "model.onnx", "costs.json"
 
 FAST = ("--runs", "2")
@@ -45,7 +43,6 @@ def costs_of(path: Path) -> dict[str, float]:
 # --- the command ---------------------------------------------------------------------------------
 
 
-@pytest.mark.ort
 def test_every_node_of_a_sample_model_is_measured(memplan: Memplan, tmp_path: Path) -> None:
     shutil.copy(SAMPLES / "gpt_dynamic.onnx", tmp_path / MODEL)
     done = memplan("profile", MODEL, "--dim", "N=2", *FAST, "-o", COSTS)
@@ -67,7 +64,6 @@ def test_every_node_of_a_sample_model_is_measured(memplan: Memplan, tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == [COSTS, MODEL]
 
 
-@pytest.mark.ort
 def test_the_report_as_json(inside: Memplan, model: Path, tmp_path: Path) -> None:
     done = inside("profile", MODEL, *FAST, "-o", COSTS, "--format", "json")
     assert done.returncode == 0, done.stderr
@@ -83,7 +79,6 @@ def test_the_report_as_json(inside: Memplan, model: Path, tmp_path: Path) -> Non
     assert sum(costs_of(tmp_path / COSTS).values()) == pytest.approx(found["measured_seconds"])
 
 
-@pytest.mark.ort
 def test_costs_go_to_stdout(inside: Memplan, model: Path, tmp_path: Path) -> None:
     done = inside("profile", MODEL, *FAST, "-o", "-")
     assert done.returncode == 0, done.stderr
@@ -93,7 +88,6 @@ def test_costs_go_to_stdout(inside: Memplan, model: Path, tmp_path: Path) -> Non
     assert (done.returncode, done.stdout) == (EXIT_USAGE, "")
 
 
-@pytest.mark.ort
 def test_inputs_from_a_file(inside: Memplan, model: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "in.npz", x=np.ones((odd.BATCH, odd.WIDTH), np.float32))
     done = inside("profile", MODEL, *FAST, "--inputs", "in.npz", "-o", COSTS, "-q")
@@ -103,7 +97,6 @@ def test_inputs_from_a_file(inside: Memplan, model: Path, tmp_path: Path) -> Non
     assert done.returncode == EXIT_USAGE
 
 
-@pytest.mark.ort
 @pytest.mark.parametrize(
     "name",
     [
@@ -125,7 +118,6 @@ def test_odd_models_keep_the_names_of_the_other_commands(name: str, tmp_path: Pa
     assert path.read_bytes() == proto.SerializeToString()
 
 
-@pytest.mark.ort
 def test_names_that_are_no_json(tmp_path: Path) -> None:
     proto = odd.training()
     for index, node in enumerate(proto.graph.node):
@@ -134,14 +126,12 @@ def test_names_that_are_no_json(tmp_path: Path) -> None:
     assert library.profile(path, ProfileOptions(runs=1)).seconds.keys() == names_of(path)
 
 
-@pytest.mark.ort
 def test_external_weights_are_found(tmp_path: Path) -> None:
     path = odd.external(tmp_path / "deep", MODEL)
     found = library.profile(path, ProfileOptions(runs=1))
     assert found.seconds.keys() == names_of(path)
 
 
-@pytest.mark.ort
 def test_a_profile_is_saved_like_any_output(model: Path, tmp_path: Path) -> None:
     found = library.profile(model, ProfileOptions(runs=1))
     found.save(tmp_path / COSTS)
@@ -151,7 +141,6 @@ def test_a_profile_is_saved_like_any_output(model: Path, tmp_path: Path) -> None
     found.save(tmp_path / COSTS, force=True)
 
 
-@pytest.mark.ort
 def test_an_existing_file_stays_unless_forced(inside: Memplan, model: Path, tmp_path: Path) -> None:
     (tmp_path / COSTS).write_text("mine")
     done = inside("profile", MODEL, "-o", COSTS)
@@ -172,7 +161,6 @@ def test_a_bad_model_is_refused(inside: Memplan, tmp_path: Path) -> None:
 # --- its costs in rewrite ------------------------------------------------------------------------
 
 
-@pytest.mark.ort
 def test_rewrite_counts_with_the_costs(inside: Memplan, model: Path, tmp_path: Path) -> None:
     assert inside("profile", MODEL, *FAST, "-o", COSTS, "-q").returncode == 0
     done = inside(*PLAIN, "--costs", COSTS, "--format", "json")
@@ -182,7 +170,6 @@ def test_rewrite_counts_with_the_costs(inside: Memplan, model: Path, tmp_path: P
     assert f"seconds of all 13 nodes measured (in {COSTS})" in found["assumptions"]
 
 
-@pytest.mark.ort
 def test_fused_nodes_are_estimated_and_said_so(tmp_path: Path) -> None:
     text = """g (float[64,32] x, float[32,32] w, float[32,32] v) => (float loss)
         { t = Transpose<perm = [1, 0]>(w) h = Gemm(x, t) a = Tanh(h) b = Gemm(a, v) c = Tanh(b)
@@ -201,7 +188,6 @@ def test_fused_nodes_are_estimated_and_said_so(tmp_path: Path) -> None:
     assert f"of {whole - result.measured_nodes} estimated" in note
 
 
-@pytest.mark.ort
 def test_costs_of_another_model_are_refused(inside: Memplan, model: Path, tmp_path: Path) -> None:
     assert inside("profile", MODEL, *FAST, "-o", COSTS, "-q").returncode == 0
     assert inside(*PLAIN, "--costs", COSTS).returncode == 0

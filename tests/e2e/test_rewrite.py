@@ -25,9 +25,6 @@ from helpers.running import Memplan
 from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
 from memplan.units import parse_size
 
-pytestmark = pytest.mark.e2e
-
-
 MODEL, OUT = "model.onnx", "model.memplan.onnx"
 
 
@@ -144,7 +141,6 @@ def _same(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
     )
 
 
-@pytest.mark.ort
 @pytest.mark.parametrize(
     ("name", "optimize"),
     [
@@ -168,7 +164,6 @@ def test_odd_models_are_rewritten_and_run(name: str, optimize: str, tmp_path: Pa
     assert _same(_outputs(before, feeds), _outputs(after, feeds))
 
 
-@pytest.mark.ort
 def test_a_default_can_still_be_replaced(tmp_path: Path) -> None:
     path, out = saved(odd.default_input(), tmp_path), tmp_path / OUT
     rewrite(path, RewriteOptions(parse_size("95%"), optimize="none"), out)

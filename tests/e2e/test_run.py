@@ -28,8 +28,6 @@ from memplan.training.telling import StepReport
 from memplan.training.train import TrainOptions, run
 from memplan.training.trainer import Trainer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.ort]
-
 STEP = "step.onnx"
 RUN = ("run", STEP, "--data", "data.npz", "--threads", "1", "--seed", "7")
 

@@ -11,8 +11,6 @@ import pytest
 
 from helpers.running import Memplan
 
-pytestmark = pytest.mark.e2e
-
 MODEL = "model.onnx"
 MODULES = ("joblib", "json", "numpy", "onnx", "onnxruntime", "resource", "statistics")
 REWRITE = ("rewrite", MODEL, "--budget", "100%", "--strategy", "greedy", "--passes", "none")

@@ -21,8 +21,6 @@ from helpers.running import Memplan
 from helpers.sweeps import batched
 from memplan.errors import EXIT_INFEASIBLE, EXIT_MODEL, EXIT_USAGE
 
-pytestmark = pytest.mark.e2e
-
 MODEL = "model.onnx"
 QUICK = ("--strategy", "greedy", "--jobs", "1")
 SWEEP = ("sweep", MODEL, "--dim", "N=256,512", "--budget", "60%,1kB", *QUICK)

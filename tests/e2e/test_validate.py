@@ -24,13 +24,9 @@ from helpers.running import Memplan
 from helpers.training_steps import long_skips
 from memplan.errors import EXIT_ENVIRONMENT
 
-pytestmark = pytest.mark.e2e
-
-
 MODEL, OUT = "model.onnx", "model.memplan.onnx"
 
 
-@pytest.mark.ort
 def test_validation_as_json_and_in_words(inside: Memplan, model: Path, tmp_path: Path) -> None:
     arguments = ("rewrite", MODEL, "--budget", "6500", "--optimize", "none", "-q")
     succeeded(inside(*arguments))
@@ -54,7 +50,6 @@ def test_validation_as_json_and_in_words(inside: Memplan, model: Path, tmp_path:
     assert verdict.count("\n") == 1
 
 
-@pytest.mark.ort
 def test_outputs_that_differ_are_a_finding(inside: Memplan, model: Path, tmp_path: Path) -> None:
     proto = odd.training()
     share = next(t for t in proto.graph.initializer if t.name == "share")
@@ -69,7 +64,6 @@ def test_outputs_that_differ_are_a_finding(inside: Memplan, model: Path, tmp_pat
     assert any("outputs differ" in finding for finding in found["findings"])
 
 
-@pytest.mark.ort
 def test_inputs_from_a_file(memplan: Memplan, model: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "inputs.npz", x=np.ones((odd.BATCH, odd.WIDTH), np.float32))
     done = memplan(
@@ -81,7 +75,6 @@ def test_inputs_from_a_file(memplan: Memplan, model: Path, tmp_path: Path) -> No
     )
 
 
-@pytest.mark.ort
 def test_swapped_arguments_are_a_finding_and_not_a_proof(inside: Memplan, tmp_path: Path) -> None:
     """They were "proved", with a peak that rose by 67%."""
     saved(long_skips(), tmp_path)
@@ -105,7 +98,6 @@ def _endless() -> onnx.ModelProto:
     )
 
 
-@pytest.mark.ort
 def test_a_model_that_does_not_end_is_stopped(inside: Memplan, tmp_path: Path) -> None:
     saved(_endless(), tmp_path)
     commands = {
@@ -120,7 +112,6 @@ def test_a_model_that_does_not_end_is_stopped(inside: Memplan, tmp_path: Path) -
         assert "--time-limit" in hint
 
 
-@pytest.mark.ort
 def test_a_model_with_a_string_output_is_compared_too(inside: Memplan, tmp_path: Path) -> None:
     """Its bytes are not predicted, which is said and is not a finding."""
     model = parse(
@@ -134,7 +125,6 @@ def test_a_model_with_a_string_output_is_compared_too(inside: Memplan, tmp_path:
     assert why in " ".join(done.stdout.split())
 
 
-@pytest.mark.ort
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize(
     "signal", [SIGTERM, pytest.param(SIGKILL, marks=pytest.mark.nightly)], ids=["term", "kill"]

@@ -22,8 +22,6 @@ from memplan.proto.external import external_tensors
 from memplan.proto.read import read_model
 from memplan.proto.weights import plan_weights, write_with_weights
 
-pytestmark = pytest.mark.e2e
-
 MODEL = "deep/model.onnx"
 NIGHTLY = pytest.mark.nightly
 MODES = ("reference", "copy")
@@ -35,8 +33,6 @@ def place_for(mode: str, folder: Path) -> str:
     return "out.onnx" if mode == "reference" else "aside/out.onnx"
 
 
-@pytest.mark.ort
-@pytest.mark.slow
 @pytest.mark.parametrize("session", ["tuned", pytest.param("default", marks=NIGHTLY)])
 def test_the_output_may_lie_anywhere_and_is_fused_and_proved(
     inside: Memplan, tmp_path: Path, session: str
@@ -178,7 +174,6 @@ sys.exit(code)
 itself begins with what its parent, the tests, had held."""
 
 
-@pytest.mark.ort
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks into /proc")
 def test_gigabytes_of_weights_are_neither_read_nor_copied(inside: Memplan, tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
@@ -258,7 +253,6 @@ def test_constants_wherever_they_stand_are_looked_for_near_the_model(
     assert_harmless(inside, tmp_path, 3, ("outside the model's folder",), "analyze", MODEL)
 
 
-@pytest.mark.ort
 @pytest.mark.parametrize("mode", MODES)
 def test_constants_wherever_they_stand_go_along(inside: Memplan, tmp_path: Path, mode: str) -> None:
     path = _saved_everywhere(tmp_path)
@@ -288,8 +282,6 @@ def _constants(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
     return found
 
 
-@pytest.mark.ort
-@pytest.mark.slow
 def test_a_store_of_links_as_model_hubs_make_it_is_fused_and_proved(
     inside: Memplan, tmp_path: Path
 ) -> None:

@@ -31,8 +31,6 @@ from memplan.simulate.opened import on_devices, open_model
 from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import simulate
 
-pytestmark = pytest.mark.cuda_stub
-
 # Tan has no CUDA kernel: copies both ways, a copied input, results and inputs shared by both sides.
 MIXED = """<ir_version: 8, opset_import: ["" : 18]>
 mixed (float[64,64] x, float[64,64] w) => (float[64,64] y, float[64,64] z)

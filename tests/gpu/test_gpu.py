@@ -12,8 +12,6 @@ from memplan.api.validate.validating import ValidateOptions, validate
 from memplan.runtime.cuda_device import describe_device
 from memplan.units import parse_size
 
-pytestmark = pytest.mark.gpu
-
 
 def test_device_starts_and_computes(gpu: str) -> None:
     device = describe_device()

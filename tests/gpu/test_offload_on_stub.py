@@ -23,8 +23,6 @@ from helpers.offloading import deep, linked
 from memplan.api.rewrite.rewriting import Rewrite, RewriteOptions, rewrite
 from memplan.units import parse_size
 
-pytestmark = pytest.mark.cuda_stub
-
 SIZE = 128 * 128 * 4
 RUN = """
 import sys, numpy, memplan

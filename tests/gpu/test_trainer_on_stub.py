@@ -13,8 +13,6 @@ import pytest
 
 from helpers.networks import batches, training_step
 
-pytestmark = pytest.mark.cuda_stub
-
 CHILD = """
 import ctypes, json, sys
 import numpy as np

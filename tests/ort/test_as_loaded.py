@@ -21,8 +21,6 @@ from memplan.simulate.opened import open_model
 from memplan.simulate.session import session_kind
 from memplan.units import parse_size
 
-pytestmark = pytest.mark.ort
-
 LAYERS = 6
 ATTENTION = """g (float16[2,32,64] q, float16[64,64] wq, float16[64,64] wv, float16[2,32,64] y)
   => (float16 loss, float16[2,64,64] gv) {

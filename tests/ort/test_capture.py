@@ -12,7 +12,6 @@ import memplan
 from helpers.torch_steps import captured, gradient_error, net, outputs_of, trained
 from helpers.with_torch import torch
 
-pytestmark = pytest.mark.ort
 TOLERANCE = 1e-6
 """In float64; constants of the exporter are float32."""
 NETS = (

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
@@ -23,8 +22,6 @@ from memplan.shapes.prepare import prepare as prepare_model
 from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.timeline import Timeline, simulate
 from memplan.solver.strategies.builtin import parse_strategy
-
-pytestmark = pytest.mark.ort
 
 
 def branch(node: onnx.NodeProto, name: str, negated: bool) -> onnx.GraphProto:

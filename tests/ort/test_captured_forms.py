@@ -15,7 +15,6 @@ from helpers.torch_steps import captured
 from helpers.with_torch import F, nn, torch
 from memplan.errors import ModelError
 
-pytestmark = pytest.mark.ort
 LEVELS = (
     onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
     onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,

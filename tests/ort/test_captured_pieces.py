@@ -22,7 +22,6 @@ from memplan.api.capture.capture_check import CaptureDiffersError
 from memplan.errors import ModelError
 from memplan.proto.surrogates import DOMAIN
 
-pytestmark = pytest.mark.ort
 checkpoint = torch.utils.checkpoint.checkpoint
 TOLERANCE = 1e-4
 """Relative, in float32."""
@@ -993,7 +992,6 @@ WRONG = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_the_check_alone_finds_what_nothing_else_prevents(name: str, unmended: None) -> None:
     step = PIECES.get(name) or DRAWS[name]

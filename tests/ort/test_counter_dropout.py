@@ -19,8 +19,6 @@ from memplan.api.rewrite.rewrite_result import Rewrite
 from memplan.ir.roles import Role
 from memplan.units import parse_budget
 
-pytestmark = pytest.mark.ort
-
 LAYERS, WIDTH, RATIO = "abcde", 32, 0.25
 
 

@@ -12,8 +12,6 @@ import pytest
 import memplan
 from helpers.with_torch import nn, torch
 
-pytestmark = [pytest.mark.ort, pytest.mark.slow]
-
 WAYS: dict[str, dict[str, object]] = {
     "default": {"dynamo": True},
     "optimize=False": {"dynamo": True, "optimize": False},

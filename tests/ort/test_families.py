@@ -15,8 +15,6 @@ from helpers.gradients import runtime
 from helpers.models import ROOT, load_benchmark
 from helpers.with_torch import torch
 
-pytestmark = pytest.mark.ort
-
 TOLERANCE = 1e-4
 """Of float32, relative to the largest entry of each gradient."""
 NOISE = 1e-6

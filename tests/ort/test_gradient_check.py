@@ -26,8 +26,6 @@ from memplan.autodiff.emit import gradient_registry as registry
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.gradient_registry import Gradients
 
-pytestmark = pytest.mark.ort
-
 NET = """
     g (float[5,5] x, float[5,5] target) => (float loss)
         <float[5,5] w1, float[5] bias1, float[5,5] w2, float ratio = {0.25}, bool yes = {1}>

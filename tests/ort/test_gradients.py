@@ -22,8 +22,6 @@ from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.session import session_kind
 
-pytestmark = pytest.mark.ort
-
 # z = sum(op(x + 2, m)), where only x needs a gradient.
 GUARDED = {
     "mul": ("x[64,64]", "m[64,64]", "Mul(a, m)"),

@@ -13,8 +13,6 @@ from helpers.ties import CASES, AtTies
 from helpers.torch_steps import captured
 from helpers.with_torch import torch
 
-pytestmark = pytest.mark.ort
-
 
 def test_what_is_captured_has_the_ties_of_the_installed_pytorch() -> None:
     """Every function of ``helpers/ties.py`` in one step, against its own backward."""

@@ -16,7 +16,6 @@ from memplan_cli.main import main
 
 pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
-pytestmark = pytest.mark.ort
 
 SECTION = re.compile(r"^## From PyTorch\n(.*?)^## ", re.DOTALL | re.MULTILINE)
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)

@@ -22,8 +22,6 @@ from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, simulate
 
-pytestmark = pytest.mark.ort
-
 PLAIN = SessionKind("default", "cpu", priority_order=False, reuse=True)
 KINDS = pytest.mark.parametrize("kind", [session_kind("tuned"), PLAIN], ids=["tuned", "plain"])
 

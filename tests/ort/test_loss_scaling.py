@@ -13,7 +13,6 @@ from helpers.training_steps import BATCH, chain, weights
 from memplan import GradOptions, RewriteOptions, Trainer, ValidateOptions, grad, rewrite, validate
 from memplan.units import parse_size
 
-pytestmark = pytest.mark.ort
 NAMES = "abcdefgh"
 
 

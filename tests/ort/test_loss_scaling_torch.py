@@ -19,7 +19,6 @@ from helpers.float64_ops import OPS
 from helpers.torch_steps import captured, net, outputs_of
 from helpers.with_torch import functional, nn, torch
 
-pytestmark = pytest.mark.ort
 STEPS = 20
 
 

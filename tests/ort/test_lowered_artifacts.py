@@ -27,7 +27,6 @@ from helpers.running import Memplan
 from memplan.proto.edit import copied, remove_unread
 from memplan.proto.read import read_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.ort]
 FOLDER = SHARED / "ort_training"
 FILES = sorted(FOLDER.glob("*.onnx"))
 HALVES = (TensorProto.FLOAT, TensorProto.FLOAT16)

@@ -22,8 +22,6 @@ from memplan.simulate.opened import open_model
 from memplan.simulate.session import session_kind
 from memplan.units import parse_size
 
-pytestmark = pytest.mark.ort
-
 # In units of the last place, relative to the largest entry: on the CPU float16 is computed in
 # float32, while every single result of the bfloat16 steps (nine layers) is rounded.
 TOLERANCE = {"float16": 4 * 2.0**-11, "bfloat16": 16 * 2.0**-8}

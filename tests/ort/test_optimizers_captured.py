@@ -15,7 +15,6 @@ from helpers.with_torch import torch
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.errors import UsageError
 
-pytestmark = pytest.mark.ort
 BEFORE, AFTER = 2, 5
 Make = Callable[[list[dict[str, Any]]], Any]
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {

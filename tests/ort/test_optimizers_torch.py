@@ -17,7 +17,6 @@ from memplan.api.grad.differentiate import grad
 from memplan.api.grad.training_graph import GradOptions
 
 torch: Any = pytest.importorskip("torch")
-pytestmark = pytest.mark.ort
 
 SHAPES = {"w1": (3, 5), "b1": (5,), "w2": (2, 5, 4), "scale": ()}
 FORWARD = """

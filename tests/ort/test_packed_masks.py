@@ -20,8 +20,6 @@ from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import simulate
 from memplan.solver.strategies.builtin import parse_strategy
 
-pytestmark = pytest.mark.ort
-
 ROWS = 1024
 PACKS = frozenset({PACKED})
 
@@ -92,7 +90,6 @@ def masked_net(layers: list[tuple[str, bool]], size: int) -> OpenModel:
     return open_text(f"g (float[{size}] x) => (float[] z) {constants} {{ {body} }}")
 
 
-@pytest.mark.slow
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(LAYERS, sampled_from([8192, 8196]))
 def test_plans_with_packed_masks_hold(layers: list[tuple[str, bool]], size: int) -> None:

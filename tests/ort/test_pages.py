@@ -19,7 +19,6 @@ from memplan import GradOptions, Trainer, grad
 from memplan.errors import EXIT_INFEASIBLE
 from memplan_cli.main import main
 
-pytestmark = pytest.mark.ort
 ARTIFACTS = ROOT / "tests" / "data" / "onnxruntime_training"
 
 
@@ -62,7 +61,6 @@ def test_commands_of_a_page(
     follow(page, capsys)
 
 
-@pytest.mark.slow
 def test_plan_for_an_absent_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,7 +113,6 @@ def test_what_a_test_of_a_peak_says(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert agrees(shown, str(caught.value))
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not THOROUGH, reason="minutes: MEMPLAN_THOROUGH=1")
 def test_the_python_of_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch: Any = pytest.importorskip("torch")

@@ -32,8 +32,6 @@ from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import simulate
 
-pytestmark = pytest.mark.ort
-
 TUNED = session_kind("tuned")
 
 

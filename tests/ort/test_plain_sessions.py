@@ -35,8 +35,6 @@ from memplan.simulate.session import session_kind
 from memplan.simulate.timeline import simulate
 from memplan.units import parse_size
 
-pytestmark = pytest.mark.ort
-
 DEFAULT = session_kind("default")
 LEVELS = ort.GraphOptimizationLevel
 ORDERS = [

@@ -22,7 +22,6 @@ from memplan.autodiff.finished_graph import finished
 from memplan.errors import ModelError
 from memplan.shapes.tensor_type import TensorType, value_info
 
-pytestmark = pytest.mark.ort
 QUIET = quiet(tries(60))
 FORMS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "halves": ((8, 8), {"kernel_shape": [2, 2], "strides": [2, 2]}),

@@ -24,8 +24,6 @@ from memplan.simulate.opened import opened
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import simulate
 
-pytestmark = pytest.mark.ort
-
 QUIET = settings(
     max_examples=tries(1000),
     deadline=None,

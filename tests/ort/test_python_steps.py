@@ -15,7 +15,6 @@ from helpers.running import Memplan
 
 pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
-pytestmark = pytest.mark.ort
 
 LAYERS = "WIDTH, DEPTH = 32, 2\n"
 STEP = """\

@@ -11,8 +11,6 @@ from helpers.effort import few_by_day
 from helpers.loops import layer, recompute_in_scans
 from memplan.api.validate.validating import ValidateOptions, validate
 
-pytestmark = pytest.mark.ort
-
 
 @pytest.mark.parametrize(
     ("op", "steps", "recompute"),

@@ -27,8 +27,6 @@ from memplan.shapes.prepare import prepare as prepare_model
 from memplan.simulate.opened import OpenModel, opened
 from memplan.units import parse_size
 
-pytestmark = pytest.mark.ort
-
 SHARE, SHARES = 0.6, (0.8, 0.6, 0.4)  # of real graphs, and of small steps
 
 

@@ -15,8 +15,6 @@ from helpers.effort import THOROUGH
 from helpers.sessions import session
 from memplan.ops.book import BOOK, operator
 
-pytestmark = pytest.mark.ort
-
 Array = np.ndarray[Any, Any]
 THREADS = (1, 2, 4)
 

@@ -20,7 +20,6 @@ from helpers.models import SAMPLES
 from helpers.with_torch import torch
 from memplan.pytorch.load_function import returned_by
 
-pytestmark = pytest.mark.ort
 TOLERANCE = 1e-4
 """Of the largest element of each output, in float32."""
 CLASSES = {"mlp_adamw": 10}

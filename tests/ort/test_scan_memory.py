@@ -11,8 +11,6 @@ from memplan.runtime.profiled import profiled_runs
 from memplan.runtime.session_options import session_options
 from memplan.simulate.timeline import simulate
 
-pytestmark = pytest.mark.ort
-
 # The runtime lists nodes of bodies before those around them; what it has in use before the first is
 # taken for what was there before the run, so another node comes first. Two states of unequal size,
 # a slice, two stacked outputs; the peak is in the body of the Scan.

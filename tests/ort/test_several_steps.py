@@ -17,8 +17,6 @@ from helpers.with_torch import functional, nn, torch
 from memplan.errors import UsageError
 from memplan.ir.roles import Role
 
-pytestmark = pytest.mark.ort
-
 STEPS = 30
 NOISE = 2e-5
 """Of a loss in float32 after 30 steps. Eager PyTorch is off its own float64 by up to 2e-6 here."""

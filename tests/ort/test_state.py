@@ -26,8 +26,6 @@ from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.session import session_kind
 from memplan.units import parse_size
 
-pytestmark = pytest.mark.ort
-
 TUNED = session_kind("tuned")
 
 
@@ -101,7 +99,6 @@ def test_the_check_of_the_file_agrees_with_the_simulator(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.slow
 def test_a_rewritten_step_keeps_its_bits_and_its_bytes(seed: int, tmp_path: Path) -> None:
     original, new = tmp_path / "step.onnx", tmp_path / "new.onnx"
     model = state_step(seed, layers=9)

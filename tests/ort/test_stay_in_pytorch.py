@@ -19,8 +19,6 @@ torch: Any = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
-pytestmark = [pytest.mark.ort, pytest.mark.slow]
-
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 PAGE = (ROOT / "docs" / "pytorch.md").read_text(encoding="utf-8")
 BLOCKS = BLOCK.findall(PAGE.partition("\n## Stay in PyTorch\n")[2])

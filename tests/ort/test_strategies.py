@@ -13,8 +13,6 @@ from memplan.planning.apply import apply_plan
 from memplan.planning.plan import Plan
 from memplan.runtime.inputs import synthesize
 
-pytestmark = pytest.mark.ort
-
 
 def lowest_plan(graph: Task, shares: tuple[float, ...]) -> tuple[int, Plan]:
     """The tightest of some budgets for which there is a plan, and the plan."""

@@ -19,8 +19,6 @@ from memplan.runtime.profiled import profiled_runs
 from memplan.runtime.session_options import session_options
 from memplan.units import parse_budget
 
-pytestmark = pytest.mark.ort
-
 STEPS = 20
 State = dict[str, np.ndarray]
 

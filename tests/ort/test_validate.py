@@ -19,8 +19,6 @@ from memplan.api.validate.validation import Validation
 from memplan.errors import ModelError, RuntimeUnavailableError, UsageError
 from memplan.units import parse_size
 
-pytestmark = pytest.mark.ort
-
 
 @pytest.fixture(autouse=True)
 def _inside(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +61,6 @@ MISSED_BY_RUNS = {
 REFUSED = {"a fence has an axis", "a view has another shape"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", few_by_day(wrong_files.WRONG))
 def test_fifty_wrong_files_are_found(name: str, tmp_path: Path) -> None:
     """By the static proof all of them, by the runs alone all but those that are listed."""
@@ -215,7 +212,6 @@ def test_a_shape_that_made_up_values_decide_is_told(tmp_path: Path) -> None:
     assert validated(tmp_path, model, model, inputs=given, draws=1).proved
 
 
-@pytest.mark.slow
 def test_a_run_that_fails_on_made_up_values_says_what_to_give(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

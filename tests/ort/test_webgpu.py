@@ -24,7 +24,6 @@ from memplan.runtime.cuda_device import start
 from memplan.training.trainer import Trainer
 from memplan.units import LOWEST, parse_size
 
-pytestmark = [pytest.mark.ort, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[2]
 NET = """<ir_version: 10, opset_import: ["": 20]>
 net (float[256, 16] x, float[256, 4] target) => (float loss) {

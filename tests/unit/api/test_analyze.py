@@ -63,7 +63,6 @@ NOT_COUNTED_EXACTLY = {"sequences", "local_function"}  # and the assumptions say
 NOT_RUNNABLE = {"doubled_names", "unknown_operator"}  # ONNX Runtime refuses them
 
 
-@pytest.mark.ort
 @pytest.mark.parametrize("name", _names(NOT_COUNTED_EXACTLY | NOT_RUNNABLE))
 def test_odd_models_are_predicted_to_the_byte(name: str, tmp_path: Path) -> None:
     from memplan.runtime.messages import RunRequest

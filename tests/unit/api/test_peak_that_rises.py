@@ -59,7 +59,6 @@ def test_a_trade_is_the_first_thing_that_is_said() -> None:
     )
 
 
-@pytest.mark.ort
 @pytest.mark.slow
 def test_validate_does_not_call_it_a_success(tmp_path: Path) -> None:
     original, new = tmp_path / "step.onnx", tmp_path / "new.onnx"

@@ -69,7 +69,6 @@ def test_analyze_says_what_its_provider_cannot_run(provider: str, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.ort
 def test_no_wrong_fusion_is_written_nor_a_measure(tmp_path: Path) -> None:
     path, target = saved(STEP, tmp_path), tmp_path / "out.onnx"
     written = rewrite(path, "100%", target)
@@ -84,7 +83,6 @@ def test_no_wrong_fusion_is_written_nor_a_measure(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.ort
 def test_a_wrong_fusion_that_is_in_a_file_is_found(tmp_path: Path) -> None:
     path, fused = saved(STEP, tmp_path), tmp_path / "fused.onnx"
     optimize_offline(path, fused, "cpu")
@@ -96,7 +94,6 @@ def test_a_wrong_fusion_that_is_in_a_file_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.ort
 def test_nothing_is_planned_for_plain_sessions_that_compute_it_wrongly(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="a plain session of ONNX Runtime computes this") as error:
         rewrite(saved(STEP, tmp_path), RewriteOptions("100%", session="default"))
@@ -104,7 +101,6 @@ def test_nothing_is_planned_for_plain_sessions_that_compute_it_wrongly(tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.ort
 def test_what_plain_sessions_leave_alone_is_planned_for_them(tmp_path: Path) -> None:
     path = saved(
         STEP.replace("[t] t = Transpose <perm = [1, 0]> (p)", GATHERED).replace("32] y", "2] y"),

@@ -189,7 +189,6 @@ def test_the_file_says_what_to_feed_back(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.ort
 def test_statistics_of_a_normalization_that_no_gradient_reaches() -> None:
     """The runtime's kernel would write over the variance that a node beside it reads."""
     model = parse(

@@ -116,7 +116,6 @@ def test_plans_that_do_not_hold_are_refused(sequence: list[int], message: str) -
 # --- Steps ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.ort
 @pytest.mark.slow
 def test_a_worker_steps_when_it_is_told_to(tmp_path: Path) -> None:
     bench = load_benchmark("steps.pytorch")

@@ -88,7 +88,6 @@ SHOWN = {
 }
 
 
-@pytest.mark.ort
 @pytest.mark.parametrize("arguments", SHOWN, ids=" ".join)
 def test_whoever_waits_sees_what_for(terminal: Terminal, arguments: tuple[str, ...]) -> None:
     """And nothing of it is left at the end."""

@@ -23,7 +23,6 @@ def run(inside: Memplan, tmp_path: Path) -> Memplan:
     return inside
 
 
-@pytest.mark.ort
 @pytest.mark.slow
 @pytest.mark.parametrize("level", BITS)
 def test_rewrite_says_whose_bits_the_new_file_computes(run: Memplan, level: str) -> None:
@@ -33,7 +32,6 @@ def test_rewrite_says_whose_bits_the_new_file_computes(run: Memplan, level: str)
     assert BITS[level] in " ".join(done.stdout.split())
 
 
-@pytest.mark.ort
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["-o", "--output"])
 def test_device_writes_where_it_is_told(run: Memplan, tmp_path: Path, option: str) -> None:

@@ -16,7 +16,7 @@ from helpers.networks import FAMILIES, batches, training_step
 from helpers.two_steps import two_batches, two_steps
 from memplan import GradOptions, Trainer, grad
 
-pytestmark = [pytest.mark.ort, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).parents[3] / "docs" / "training.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)

@@ -116,7 +116,6 @@ def computed(model: str | onnx.ModelProto) -> Array:
     return runtime(opened, {**feeds, "mode": np.asarray(True)})["y"]
 
 
-@pytest.mark.ort
 @pytest.mark.parametrize("law", SAME)
 def test_a_copy_is_its_input(law: str) -> None:
     found = proof(graph(law), PLAIN)
@@ -134,7 +133,6 @@ def test_a_copy_is_its_input(law: str) -> None:
     assert left.isdisjoint(re.findall(r"\w+", law))
 
 
-@pytest.mark.ort
 @pytest.mark.parametrize("law", OTHER)
 def test_what_is_no_copy_is_not_its_input(law: str) -> None:
     assert not proof(PLAIN, graph(law)).proved

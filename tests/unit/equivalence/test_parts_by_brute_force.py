@@ -23,8 +23,6 @@ from memplan.ops.book import operator
 from memplan.ops.facets import SUM, WHOLE
 from memplan.ops.instance import Instance
 
-pytestmark = pytest.mark.ort
-
 NONE = -1
 Cuts = tuple[int, ...]
 Halves = list[tuple[Array | None, ...]]

@@ -40,7 +40,6 @@ def chunk(case: Case, use: Use, shape: tuple[int, ...], place: int) -> tuple[Arr
     return tuple(parts)
 
 
-@pytest.mark.ort
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_chunks_of_every_use_are_the_whole(case: Case) -> None:
     proto = case.model(case.given)

@@ -34,7 +34,6 @@ def model_of(name: str, dtype: str) -> onnx.ModelProto:
     return model
 
 
-@pytest.mark.ort
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "double", "float"])
 @pytest.mark.parametrize("name", NODES)
 def test_the_table_says_which_sessions_open(name: str, dtype: str) -> None:

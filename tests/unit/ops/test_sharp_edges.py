@@ -153,7 +153,6 @@ def same(one: list[object], two: list[object]) -> bool:
     )
 
 
-@pytest.mark.ort
 @pytest.mark.parametrize("name", WRONG)
 def test_what_the_runtime_gets_wrong_is_found(name: str) -> None:
     text, edge = WRONG[name]
@@ -177,7 +176,6 @@ def expected_product(model: onnx.ModelProto) -> np.ndarray:
     return matrix.T @ vector
 
 
-@pytest.mark.ort
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_the_runtime_gets_right_is_not_named(name: str) -> None:
     model = model_of(RIGHT[name])
@@ -185,7 +183,6 @@ def test_what_the_runtime_gets_right_is_not_named(name: str) -> None:
     assert same(outputs(model, "ORT_DISABLE_ALL"), outputs(model, "ORT_ENABLE_ALL"))
 
 
-@pytest.mark.ort
 @pytest.mark.parametrize("name", COARSE)
 def test_what_is_named_without_need_is_right_without_the_optimizer(name: str) -> None:
     model = model_of(COARSE[name])
@@ -200,7 +197,6 @@ def test_operators_of_others_are_not_looked_into(text: str) -> None:
     assert not sharp_edges(model_of(text))
 
 
-@pytest.mark.ort
 @pytest.mark.parametrize("perm", ["[0, 1]", "[1, 0]"])
 def test_transposes_around_a_gemm_are_right(perm: str) -> None:
     """onnxruntime#32228, wrong until 1.30: the first to be looked at when the runtime changes."""

@@ -103,7 +103,6 @@ def test_other_numbers_are_not_joined(name: str, number: str) -> None:
     assert proof(first, second).reason is not None
 
 
-@pytest.mark.ort
 def test_the_bits_are_the_same_at_all_special_values() -> None:
     """Products of NaN, infinities and both zeros, where no, one or both masks hold."""
     text = """g (bool[4096] a, bool[4096] b, float[4096] u) => (float[4096] z)

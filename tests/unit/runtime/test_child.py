@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import onnxruntime as ort
-import pytest
 
 from helpers.graphs import open_text
 from memplan.runtime.inputs import synthesize
@@ -22,7 +21,6 @@ g (float[256] x) => (float[300] y) <int64[2] pads = {0, 44}, float[4] small = {1
 }"""
 
 
-@pytest.mark.ort
 def test_first_and_second_run_are_measured_apart() -> None:
     """Later runs of a plain session use one block for all, which has gaps."""
     model, kind = open_text(TEXT), session_kind("default")

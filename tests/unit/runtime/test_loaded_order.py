@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from helpers.graphs import parse
 from memplan.runtime.loaded_order import loaded_graph, outputs_by_index
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.session_options import session_options
 from memplan.runtime.sessions import open_session
-
-pytestmark = pytest.mark.ort
 
 BODIES = """t (float[4] h, float[5,4] xs, bool c) => (float[4] last, float[5,4] ys, float[4] z)
 { k = Abs(h)

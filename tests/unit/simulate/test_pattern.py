@@ -143,7 +143,6 @@ def profiled(path: Path, dims: dict[str, int], folder: Path) -> list[dict[str, A
     return [e["args"] for e in events if e["name"].endswith("_kernel_time")]
 
 
-@pytest.mark.ort
 def test_the_second_run_holds_the_pattern_block(tmp_path: Path) -> None:
     path, dims = SAMPLES / "gpt_dynamic.onnx", {"N": 2}
     events = profiled(path, dims, tmp_path)

@@ -137,7 +137,6 @@ def test_a_proof_that_believes_everything_is_found_out(
 
 
 @pytest.mark.nightly
-@pytest.mark.ort
 def test_few_graphs(fuzz: Any) -> None:
     ended = [fuzz.values.examined(SEED, number) for number in range(24)]
     assert [each.message for each in ended if each.place] == []
@@ -181,7 +180,6 @@ PLANTED: dict[str, Callable[[Context], Gradients]] = {
 
 
 @pytest.mark.nightly
-@pytest.mark.ort
 @pytest.mark.parametrize("op", PLANTED)
 def test_a_wrong_rule_is_found(op: str, fuzz: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     known = gradient_registry._ENTRIES["", op]
@@ -190,7 +188,6 @@ def test_a_wrong_rule_is_found(op: str, fuzz: Any, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.nightly
-@pytest.mark.ort
 def test_a_transpose_that_is_none_is_found(fuzz: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Operations, "_untransposed", _flag_turned)
     _is_found(fuzz, "Transpose", "gemm")

@@ -17,8 +17,6 @@ from memplan import AccumulatingTrainer, GradOptions, grad
 from memplan.errors import ModelError, UsageError
 from memplan.proto.metadata import unseal
 
-pytestmark = pytest.mark.ort
-
 Files = tuple[onnx.ModelProto, onnx.ModelProto]
 
 

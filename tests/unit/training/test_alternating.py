@@ -13,7 +13,6 @@ import memplan
 from helpers.two_steps import two_batches, two_steps
 from memplan.errors import UsageError
 
-pytestmark = pytest.mark.ort
 BATCHES = two_batches(6)
 
 

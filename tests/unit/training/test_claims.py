@@ -21,8 +21,6 @@ from memplan.proto.metadata import SEAL, get_metadata, sealed_bytes, unseal
 from memplan.report.tell.run import tell_run
 from memplan.training.train import TrainOptions, run
 
-pytestmark = pytest.mark.ort
-
 Said = dict[str, dict[str, str]]
 Change = Callable[[Said], object]
 

@@ -18,8 +18,6 @@ from memplan.errors import ModelError, UsageError
 from memplan.training import forward_file
 from memplan.training.train import TrainOptions, run
 
-pytestmark = pytest.mark.ort
-
 EVALUATION = "export the network in evaluation, and give that as the forward model"
 
 

@@ -9,8 +9,6 @@ from helpers.graphs import parse
 from helpers.sessions import RAW, session
 from memplan.training.guard import with_guard, with_loss_before
 
-pytestmark = pytest.mark.ort
-
 TEXT = (
     "t (float[4] w, float[4] x, int64 n) => (float loss, float[4] w_new, int64 n_new, float[4] b) {"
     " one = Constant<value = int64 {1}>() b = Mul(x, x) q = Mul(w, x)"

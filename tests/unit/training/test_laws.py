@@ -18,8 +18,6 @@ from helpers.two_steps import two_batches, two_steps
 from memplan import AccumulatingTrainer, AlternatingTrainer, GradOptions, Trainer, grad
 from memplan.errors import TrainingError, UsageError
 
-pytestmark = pytest.mark.ort
-
 DATA = batches(FAMILIES["mlp"](), 8)
 LARGE = [{**batch, "x": batch["x"] * (1 + 49 * (k % 2 == 0))} for k, batch in enumerate(DATA)]
 BAD = {**DATA[0], "x": np.full_like(DATA[0]["x"], np.nan)}

@@ -14,8 +14,6 @@ from helpers.networks import plain_loop
 from memplan import Trainer
 from memplan.errors import UsageError
 
-pytestmark = pytest.mark.ort
-
 LOSS = "q = Mul(w, x) m = Relu(q) loss = ReduceSum<keepdims = 0>(m) u = Mul(x, lr)"
 UPDATE = "w_new = Sub(w, u)"
 

@@ -25,8 +25,6 @@ from memplan.errors import (
 from memplan.training import checkpoint
 from memplan.training.train import TrainOptions, run
 
-pytestmark = pytest.mark.ort
-
 FORWARD = """
 <ir_version: 10, opset_import: ["": 20]>
 network (float[4, 8] x, int64[4] labels) => (float loss)

@@ -17,7 +17,6 @@ from memplan.errors import ModelError
 from memplan.report.tell.run import tell_run
 from memplan.training.train import TrainOptions, run
 
-pytestmark = pytest.mark.ort
 HUGE = "dynamic{init_scale=3e38,growth_interval=3}"
 
 

@@ -15,8 +15,6 @@ from helpers.graphs import parse
 from memplan import Trainer
 from memplan.training.train import TrainOptions, run
 
-pytestmark = pytest.mark.ort
-
 WIDTH = 512
 STEP = f"""
 <ir_version: 10, opset_import: ["": 20]>

@@ -14,8 +14,6 @@ from helpers.networks import batches, training_step
 from memplan import Trainer
 from memplan.errors import UsageError
 
-pytestmark = pytest.mark.ort
-
 
 @pytest.fixture(scope="module")
 def model() -> onnx.ModelProto:

@@ -16,8 +16,6 @@ from memplan.runtime.messages import RunRequest
 from memplan.runtime.session_options import session_options
 from memplan.runtime.sessions import open_session, run_step
 
-pytestmark = pytest.mark.ort
-
 
 def drawn(family: str, shape: tuple[int, ...], number: int = 0) -> TorchDraw:
     return TorchDraw(family, shape, "operator", (0, number))

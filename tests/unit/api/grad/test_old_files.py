@@ -57,7 +57,6 @@ def test_a_product_whose_left_side_has_lost_its_last_size_is_differentiated() ->
     assert "w_grad" in {value.name for value in step.graph.output}
 
 
-@pytest.mark.ort
 @pytest.mark.parametrize("opset", [7, 9, 11, 13, 16, 17])
 def test_old_opsets_are_raised_where_axes_are_attributes_and_scatters_do_not_add(
     opset: int,

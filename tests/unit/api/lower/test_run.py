@@ -17,7 +17,6 @@ from helpers.running import Memplan
 from memplan.errors import EXIT_ENVIRONMENT, EXIT_MODEL, EXIT_USAGE, UsageError
 from memplan.proto.read import read_model
 
-pytestmark = pytest.mark.ort
 MODEL, OPTIMIZER = "training_model.onnx", "optimizer_model.onnx"
 
 

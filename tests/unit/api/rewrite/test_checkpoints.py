@@ -96,7 +96,6 @@ def test_a_plan_over_budget_says_what_it_reaches(inside: Memplan) -> None:
     assert inside("rewrite", MODEL, "--strategy", "greedy").returncode == 2  # needs a budget
 
 
-@pytest.mark.ort
 @pytest.mark.parametrize("name", ["speed", "memory"])
 def test_results_are_bitwise_equal(name: str, tmp_path: Path) -> None:
     source, output = saved_step(with_dropout, tmp_path), tmp_path / "fits.onnx"

@@ -69,7 +69,6 @@ def test_passes_can_be_left_away() -> None:
 NARROWED = ("--optimize", "none", "--strategy", "greedy")
 
 
-@pytest.mark.ort
 def test_a_narrowed_file_is_validated_on_what_is_left(inside: Memplan, tmp_path: Path) -> None:
     onnx.save(training_step("mlp"), tmp_path / "step.onnx")
     narrowed = ("rewrite", "step.onnx", *NARROWED, "--wrt", "z*", "--budget", "90%")

@@ -84,7 +84,6 @@ def test_what_is_wrong_with_recomputed_nodes(ran: Measurement, said: str) -> Non
     assert [text[: len(said)] for text in found] == ([said] if said else [])
 
 
-@pytest.mark.ort
 def test_another_order_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_children(monkeypatch)
     onnx.save(parse(TEXT), tmp_path / "m.onnx")

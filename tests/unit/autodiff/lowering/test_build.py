@@ -25,7 +25,6 @@ from memplan.ir.roles import Role
 from memplan.proto.edit import copied
 from memplan.proto.metadata import get_metadata
 
-pytestmark = pytest.mark.ort
 STEP = 1e-2
 
 

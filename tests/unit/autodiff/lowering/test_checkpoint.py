@@ -102,7 +102,6 @@ def run(
     return runner(tmp_path, monkeypatch, capfd)
 
 
-@pytest.mark.ort
 def test_values_are_defaults(run: Memplan, tmp_path: Path) -> None:
     command = ("lower", "training_model.onnx", "--checkpoint", "checkpoint", "-o", "step.onnx")
     done = run(*command)

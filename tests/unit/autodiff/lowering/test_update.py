@@ -18,7 +18,6 @@ from memplan.ir.graph import Phase
 from memplan.ir.roles import Role
 from memplan.proto.metadata import PHASE_KEY, node_metadata
 
-pytestmark = pytest.mark.ort
 STEPS = 4
 Array = Any
 

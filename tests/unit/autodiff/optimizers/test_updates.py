@@ -168,7 +168,6 @@ def zeros(made: TrainingGraph) -> dict[str, Array]:
     return {name: np.zeros(shapes[name], np.float32) for name in names}
 
 
-@pytest.mark.ort
 def test_what_has_a_default_need_not_be_fed() -> None:
     """The counter goes on from what it gives, and the learning rate is PyTorch's default."""
     made = trained("adamw")
@@ -190,7 +189,6 @@ def test_what_has_a_default_need_not_be_fed() -> None:
 STEPPED = ["adam", "adamw", "adafactor", "momentum{dampening=0.5}", "nadam", "asgd", "rprop"]
 
 
-@pytest.mark.ort
 @pytest.mark.parametrize("optimizer", STEPPED)
 def test_a_step_of_zero_counts_as_the_first(optimizer: str) -> None:
     made = trained(optimizer)
@@ -284,7 +282,6 @@ def test_options_that_do_not_go_together(optimizer: str, message: str) -> None:
         trained(optimizer)
 
 
-@pytest.mark.ort
 @pytest.mark.parametrize("apart", [False, True], ids=["in the step", "apart"])
 @pytest.mark.parametrize(("kind", "opset"), [("float", 13), ("float", 20), ("float16", 20)])
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ from memplan.autodiff.emit.gradient_registry import registered
 from memplan.autodiff.forward.foreign import opened, written_out
 from memplan.errors import ModelError
 
-pytestmark = pytest.mark.ort
 Feeds = dict[str, Array]
 
 

@@ -14,8 +14,6 @@ from helpers.gradients import Array, check, draw, reference, runtime
 from helpers.graphs import parse
 from memplan.errors import ModelError
 
-pytestmark = pytest.mark.ort
-
 
 def written(text: str) -> onnx.ModelProto:
     """The graph behind ``g``, of opset 20 unless the text begins with another: ``13: (…) => …``."""

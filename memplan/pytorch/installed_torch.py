@@ -73,11 +73,16 @@ def own_failure(error: BaseException) -> RuntimeUnavailableError | None:
     unfit = isinstance(error, _UNFIT)
     if not unfit and not (isinstance(error, TypeError) and _OTHER_KIND.search(str(error))):
         return None
+    place = own_place(error)
+    return does_not_fit(f"{_said(error)} ({place})") if place else None
+
+
+def own_place(error: BaseException) -> str:
+    """File and line of memplan's own code that raised an error; empty of others."""
     code, line = _raised_by(error)
     if code is None or not Path(code.co_filename).is_relative_to(_ROOM):
-        return None
-    place = Path(code.co_filename).relative_to(_ROOM.parents[1]).as_posix()
-    return does_not_fit(f"{_said(error)} ({place}:{line})")
+        return ""
+    return f"{Path(code.co_filename).relative_to(_ROOM.parents[1]).as_posix()}:{line}"
 
 
 def does_not_fit(why: str) -> RuntimeUnavailableError:

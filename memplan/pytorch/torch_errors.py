@@ -7,7 +7,7 @@ import re
 from torch import nn
 
 from memplan.errors import MemplanError, ModelError
-from memplan.pytorch.installed_torch import own_failure, torch_notes
+from memplan.pytorch.installed_torch import own_failure, own_place, torch_notes
 from memplan.pytorch.places import frames_of, raised_in
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -90,7 +90,7 @@ def nothing_trained() -> ModelError:
 
 def refusal(what: str, error: BaseException, model: nn.Module | None = None) -> MemplanError:
     """What torch refuses, with the module and the line of the user's code, as far as it tells; or
-    that it was memplan's own code which failed.
+    what memplan itself does not follow, or that its own code failed.
 
     Args:
         what: the beginning of the message.
@@ -101,7 +101,9 @@ def refusal(what: str, error: BaseException, model: nn.Module | None = None) -> 
     if own is not None:
         return own
     where = raised_in(error, model)
-    said = reason_of(error)
+    said, deepest = reason_of(error), _deepest(error)
+    if isinstance(deepest, NotImplementedError) and own_place(deepest):
+        what, said = "the step cannot be captured", str(deepest)
     counted = "data-dependent" in said and any(
         isinstance(each, BATCH_NORMS) and each.momentum is None
         for each in (model.modules() if model is not None else ())

@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=place)
     for item in items:
         folder = item.path.relative_to(FOLDER).parts[0]
-        if folder in SLOW_FOLDERS or item.get_closest_marker("xdist_group"):
+        if folder in SLOW_FOLDERS or any(map(item.get_closest_marker, ("nightly", "xdist_group"))):
             item.add_marker(pytest.mark.slow)
 
 

@@ -53,7 +53,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    assert PACKAGE is not None
     (folder / "node_modules").symlink_to(PACKAGE.parent)
     return folder
 

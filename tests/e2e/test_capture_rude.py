@@ -120,7 +120,6 @@ def test_a_signal_ends_the_command_and_writes_nothing(
     with subprocess.Popen(
         command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=as_from_a_terminal
     ) as running:
-        assert running.stderr is not None
         assert running.stderr.readline() == "waiting\n"
         running.send_signal(number)
         assert running.wait(HANG_SECONDS) == code

@@ -83,7 +83,6 @@ def write(text: str, folder: Path) -> Path:
 def test_mixed_graphs_are_exact_at_every_step(text: str, cuda_stub: Path, tmp_path: Path) -> None:
     ran = run(write(text, tmp_path))
     check(ran)
-    assert ran.measured.cuda is not None
     assert ran.measured.cuda.counted_peak_bytes == ran.timeline.peak_bytes
 
 
@@ -199,7 +198,6 @@ def test_steps_in_half_are_exact_at_every_step(
     onnx.save(ALL[name](dtype), path)
     ran = run(path, session)
     check(ran)
-    assert ran.model.devices is not None
     assert not ran.model.devices.fallbacks
     assert ran.measured.cuda is not None
     if session == "tuned":

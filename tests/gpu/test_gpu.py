@@ -16,7 +16,6 @@ from memplan.units import parse_size
 def test_device_starts_and_computes(gpu: str) -> None:
     device = describe_device()
     start = device.started("cuda")
-    assert start is not None
     assert start.right
     assert not isinstance(device.gpu, str)
     assert 0 < (start.free_bytes or 0) <= device.gpu.total_bytes

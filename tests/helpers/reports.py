@@ -45,6 +45,5 @@ class Page(HTMLParser):
 def data_of(page: str) -> dict[str, Any]:
     """The JSON block that the script of a page reads."""
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
-    assert found is not None
     content: dict[str, Any] = json.loads(found[1])
     return content

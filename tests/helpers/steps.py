@@ -93,7 +93,6 @@ def random_step(seed: int, length: int = 24) -> tuple[Case, Problem]:
     peak = case.peak(case.order)
     share = float(draw.choice([0.5, 0.7, 0.9]))
     problem = problem_of(case, int(share * peak))
-    assert problem.intensive is not None
     problem.intensive[:length] = draw.random(length) < 0.3
     return case, problem
 

@@ -65,5 +65,4 @@ def test_a_plan_at_half_of_the_peak_is_proved_and_runs_as_predicted(
     assert {name: value.tobytes() for name, value in second.state_dict().items()} == wanted
     for trainer in (first, second):
         predicted = trainer.predicted()
-        assert predicted is not None
         assert set(trainer.measured_peaks()) == {predicted.dynamic_bytes}

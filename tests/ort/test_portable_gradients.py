@@ -175,7 +175,6 @@ def test_a_captured_step_is_pytorchs() -> None:
         net, lambda model, x, t: nn.functional.cross_entropy(model(x), t), batch
     )
     found = memplan.capture(step, portable=True)
-    assert found.check is not None
     assert found.check.verdict == "equal"
     ops = [node.op_type for node in found.model.graph.node]
     assert ops.count("MaxPool") == 2

@@ -30,7 +30,6 @@ Arrays = dict[str, np.ndarray]
 
 def _made() -> ModuleType:
     spec = importlib.util.spec_from_file_location("make_models", SAMPLES / "make_models.py")
-    assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -64,7 +64,6 @@ def test_every_family_is_the_plain_loop_to_the_bit(family: str) -> None:
         assert same(last, {name: state[name] for name in last})
         assert sum(binding.in_place for binding in trainer.bindings) > 4
         predicted = trainer.predicted()
-        assert predicted is not None
         assert trainer.measured_peaks() == [predicted.dynamic_bytes] * STEPS
 
 
@@ -79,7 +78,6 @@ def test_two_buffers_give_the_same_bits(family: str) -> None:
     assert found == losses
     assert same(last, {name: state[name] for name in last})
     predicted = trainer.predicted()
-    assert predicted is not None
     assert trainer.measured_peaks() == [predicted.dynamic_bytes] * 5
 
 

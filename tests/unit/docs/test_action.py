@@ -145,7 +145,6 @@ OF_A_CHECKOUT = ("json", "logging", "venv", "ensurepip", "pip", "memplan", "onnx
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["module", "package"])
 def test_no_module_of_the_checkout_is_run(topic: Path, kind: str, tmp_path: Path) -> None:
     """Not by the steps, nor by the children of memplan; whatever the workflow sets."""

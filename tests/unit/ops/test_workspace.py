@@ -144,7 +144,6 @@ def test_cuda_formulas_leave_out_partial_sums_only(row: dict[str, Any]) -> None:
     op, attributes = row["op"], row["attributes"]
     found = _scratch(op, attributes, inputs, outputs, "cuda", opset=row["opset"])
     assert found is not None
-    assert outputs[0] is not None
     partial = 8 * prod(outputs[0].shape) + 15
     if "Softmax" in op:
         assert found == row["scratch_bytes"]

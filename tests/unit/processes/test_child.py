@@ -77,7 +77,6 @@ def parent(
 
 def folder_of(process: subprocess.Popen[str]) -> Path:
     """The program's scratch folder."""
-    assert process.stdout is not None
     return Path(process.stdout.readline().rstrip("\n"))
 
 

@@ -44,7 +44,6 @@ def test_a_process_that_is_killed_keeps_nothing(tmp_path: Path) -> None:
     path = tmp_path / "run.npz"
     command = [sys.executable, "-c", KEEPER, str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as keeper:
-        assert keeper.stdout is not None
         assert keeper.stdout.readline() == "kept\n"
         with pytest.raises(UsageError, match="in use by another run"):
             require_free(path)
@@ -75,7 +74,6 @@ def test_what_a_killed_process_leaves_is_removed_by_the_next_output(tmp_path: Pa
     path = tmp_path / "run.npz"
     command = [sys.executable, "-c", KEEPER, str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as keeper:
-        assert keeper.stdout is not None
         keeper.stdout.readline()
         os.kill(keeper.pid, signal.SIGKILL)
     assert eventually(lambda: len(os.listdir(tmp_path)) == 1)

@@ -155,7 +155,6 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_n
     with subprocess.Popen(
         [*command, "lives"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as living:
-        assert living.stdout is not None
         assert living.stdout.readline() == b"writing\n"
         monkeypatch.setattr("memplan.processes.scratch._swept", set())
         write_atomically(tmp_path / "ours", b"new")

@@ -129,7 +129,6 @@ def test_a_step_is_captured_with_what_stands_in(path: str, monkeypatch: pytest.M
 
     monkeypatch.setattr(torch_internals, "_resolved", resolved)
     check = memplan.capture(step()).check
-    assert check is not None
     assert check.verdict == "equal"
 
 

@@ -56,7 +56,6 @@ def test_a_body_that_hands_on_a_sequence_keeps_its_type(tmp_path: Path) -> None:
     path = saved(proto, tmp_path)
     opened = open_model(path)
     joined = opened.graph.tensor_named("joined")
-    assert joined is not None
     assert joined.shape == (8, 3)
     types, _ = value_types(proto)
     made = body_models(proto, proto.graph.node[1], types)[0].model.graph

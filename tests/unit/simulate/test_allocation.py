@@ -283,7 +283,6 @@ g (float[256] x) => (float[256] y) <int64 trips = {3}, bool go = {1}>
 def test_a_loop_body_that_hands_its_state_on_copies_nothing() -> None:
     found = graph_of(LOOP.replace("NEXT", "next = Identity(s)"))
     body = found.bodies[1][0].graph
-    assert body is not None
     assert body.parent_op == "Loop"
     inner = simulate(body, TUNED)
     assert passes_through(body, tensor(body, "next").id)

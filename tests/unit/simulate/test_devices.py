@@ -74,7 +74,6 @@ def test_an_input_of_both_sides_stays_on_the_host_and_is_copied_when_needed() ->
     )
     assert "x" in tensors
     twin = graph.tensor_named("x_CUDAExecutionProvider")
-    assert twin is not None
     assert (twin.kind, twin.id in graph.inputs) == (TensorKind.COMPUTED, False)
     _, devices = place(graph_of("t (float[4] x) => (float[4] y) { y = Relu(x) }"), "cuda")
     assert not devices.host_tensors  # an input of device nodes only is copied before the run
@@ -97,7 +96,6 @@ def test_device_memory_does_not_count_what_the_host_holds() -> None:
     timeline = simulate(graph, TUNED, devices)
     size = 64 * 64 * 4
     assert timeline.dynamic_peak_bytes == 2 * size  # the copy back, and y
-    assert timeline.host is not None
     assert timeline.host.max() == 2 * size
     assert timeline.resident_bytes == size
     assert simulate(graph_of(text), TUNED).dynamic_peak_bytes == 2 * size

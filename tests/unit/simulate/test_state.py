@@ -97,7 +97,6 @@ def test_makers_move_behind_what_reads_old_values() -> None:
     order = ordered_for_state(model.graph, pairs)
     assert order == [1, 0, 2]
     found = bind_state(model.graph, pairs, order)
-    assert found.state is not None
     assert not found.state.apart
 
 
@@ -112,7 +111,6 @@ def test_what_cannot_be_ordered_ends_with_one_of_two_apart() -> None:
     order = ordered_for_state(model.graph, pairs)
     assert sorted(order) == list(range(5))
     found = bind_state(model.graph, pairs, order)
-    assert found.state is not None
     assert len(found.state.apart) == 1
 
 
@@ -155,7 +153,6 @@ def test_a_graph_that_renews_nothing_is_told() -> None:
 def test_classes_still_add_up_to_the_peak() -> None:
     found = analyze(state_step(3), state="in-place")
     report = state_report(found.graph)
-    assert report is not None
     assert report.second_bytes > 0
     assert sum(found.by_class.values()) == found.timeline.peak_bytes
 
@@ -163,7 +160,6 @@ def test_classes_still_add_up_to_the_peak() -> None:
 def test_analyze_says_what_binding_would_save() -> None:
     found = analyze(SAMPLES / "mlp_adamw.onnx", state="apart")
     offered, taken = found.with_state_in_place(), analyze(found.path, state="in-place")
-    assert offered is not None
     assert offered.peak_with_workspace_bytes == taken.timeline.peak_with_workspace_bytes
     assert taken.with_state_in_place() is None
     assert isinstance(taken.as_json()["state"], dict)
@@ -180,12 +176,10 @@ def test_statistics_made_before_the_loss_move_behind_it() -> None:
     """A step whose loss is not a number is refused before anything is written over."""
     found = analyze(SAMPLES / "cnn_bn.onnx", state="in-place")
     report = state_report(found.graph)
-    assert report is not None
     assert set(report.reasons.values()) == {EARLY}
     graph = unbound(found.graph)
     pairs = names_of(found.graph)
     order = ordered_for_state(graph, pairs, loss="loss")
     after = bind_state(graph, pairs, order, loss="loss").state
-    assert after is not None
     assert len(after.in_place) == len(pairs)
     assert not after.apart

@@ -62,7 +62,6 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.parametrize("command", COUNTS)
 def test_no_item_finds_a_defect(command: str) -> None:
     words = ["--command", command, "--count", str(COUNTS[command]), "--seed", "20", "--each", "120"]
@@ -113,7 +112,6 @@ def test_damage_changes_models_and_leaves_some_valid(fuzz: Any) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_no_edit_is_called_equal_whose_bits_differ(fuzz: Any) -> None:
     for number in range(3):
         ended = fuzz.proofs.examined(3, number, edits=25)
@@ -123,7 +121,6 @@ def test_no_edit_is_called_equal_whose_bits_differ(fuzz: Any) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_a_proof_that_believes_everything_is_found_out(
     fuzz: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

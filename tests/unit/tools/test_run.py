@@ -64,7 +64,6 @@ def test_operators_are_changed_one_at_a_time(
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_what_is_killed_and_what_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = load("mutants/__main__.py", monkeypatch)
     package, tests = tmp_path / "memplan" / "room", tmp_path / "tests" / "unit" / "room"
@@ -148,7 +147,6 @@ def test_every_picture_is_there_and_small(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_pictures_are_of_the_pages_of_today(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

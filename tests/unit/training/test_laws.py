@@ -54,7 +54,6 @@ def scaled() -> Any:
 @cache
 def summed() -> Any:
     made = grad(FAMILIES["mlp"](), GradOptions("loss", optimizer="adamw", own_update=True))
-    assert made.update is not None
     return made.model, made.update.model
 
 

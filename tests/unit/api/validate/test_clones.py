@@ -54,7 +54,6 @@ def test_copies_of_the_file_have_their_place_in_the_order() -> None:
 def test_copies_that_the_runtime_adds_have_none() -> None:
     """Their names are its own (Tan has no CUDA kernel)."""
     model = on_devices(open_text(TEXT.replace("Neg(a)", "Tan(a)")), CUDA)
-    assert model.devices is not None
     assert len(model.devices.copies) == 2
     timeline = simulate(model.graph, CUDA, model.devices)
     planned = [model.graph.nodes[i] for i in timeline.order]

@@ -158,7 +158,6 @@ def test_a_step_that_is_not_skipped_is_that_without_a_scale(optimizer: str) -> N
 def test_one_element_of_one_gradient_is_enough(bad: float) -> None:
     """Gradients are tested themselves: no sum of finite ones, however large, skips a step."""
     apart = made("adamw", "dynamic{init_scale=1}", apart=True)
-    assert apart.update is not None
     model = apart.update.model
     state = begun(model)
     for value, skips in ((bad, True), (3e38, False)):
@@ -207,7 +206,6 @@ def test_the_gradients_of_a_step_with_an_update_apart_are_scaled() -> None:
 def test_float16_gradients_are_unscaled_in_float32() -> None:
     """1 / 2³⁰ is 0 in float16; it is only an intermediate result here."""
     update = made("sgd", f"dynamic{{init_scale={2**30}}}", "float16", apart=True).update
-    assert update is not None
     state = begun(update.model)
     state |= {name: np.full(shape, 4, np.float16) for name, shape in SHAPES.items()}
     scalars = {"gradient_scale": 2.0**30, "lr": 0.5}

@@ -243,7 +243,6 @@ class TestMarkdown:
         text = markdown(result(entry("```` <b>.onnx")))
         assert "`````text\n" in text
         summary = re.search("<summary>(.*)</summary>", text)
-        assert summary is not None
         assert "<b>" not in summary[1]
 
 
@@ -323,5 +322,4 @@ def test_what_a_model_and_its_tensors_are_called_is_text(name: str) -> None:
     steers = re.search(r"[#@]|\]\(|:tada:|www\.", outside_of_code(row))
     assert steers is None
     fence = re.search("^`+", folded, re.MULTILINE)
-    assert fence is not None
     assert len(re.findall(f"^{fence[0]}", folded, re.MULTILINE)) == 2

@@ -1,7 +1,5 @@
 """Fixtures: the installed program, a CUDA runtime without a GPU, and a real GPU."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What commands are given."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 ``MEMPLAN_AXE`` may name a file ``axe.min.js`` (npm: axe-core); its rules are then held, too.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

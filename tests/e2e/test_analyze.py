@@ -1,7 +1,5 @@
 """``memplan analyze`` as people and scripts use it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Arguments, outputs, budgets and files that cannot work: one clear error, nothing written."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 What is wrong with a file in which words, tests/unit/proto and tests/unit/shapes tell.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

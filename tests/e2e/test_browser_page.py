@@ -2,8 +2,6 @@
 the same WebAssembly, under node; and a rewritten step on WebGPU. Skipped where one of them is
 missing."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import shutil

@@ -1,7 +1,5 @@
 """``memplan capture`` as people use it: what it says of the check, and what a wrong step does."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``memplan capture`` of functions that print, exit or move: what it says, and what it writes."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """``memplan check`` as a CI job runs it: real models, a lock, exit codes and exact commands."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

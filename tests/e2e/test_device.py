@@ -1,7 +1,5 @@
 """``memplan device``: what is there, and exit code 5 where CUDA is asked for and absent."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``rewrite --effort`` and ``--budget min`` as people use them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Disks that are full, files that are closed, folders that are gone, signals: never "a bug"."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import subprocess

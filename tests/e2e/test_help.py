@@ -1,7 +1,5 @@
 """Help, versions, colours and defaults of the command line."""
 
-from __future__ import annotations
-
 from importlib.metadata import version
 from pathlib import Path
 

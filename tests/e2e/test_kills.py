@@ -5,8 +5,6 @@ before and behind every fsync, link, rename and removal. Then the same command r
 leaves nothing else in the folder.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

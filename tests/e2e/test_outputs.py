@@ -1,7 +1,5 @@
 """What a command may write, and what it never writes over; who chooses that."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the script of the HTML report does, in Chromium; skipped where there is none."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator

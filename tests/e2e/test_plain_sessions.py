@@ -1,7 +1,5 @@
 """Files for plain sessions: what the commands print, and that broken ones are found out."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

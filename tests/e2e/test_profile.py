@@ -1,7 +1,5 @@
 """``memplan profile``, and its costs in ``rewrite``."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

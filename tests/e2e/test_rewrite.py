@@ -1,7 +1,5 @@
 """``memplan rewrite`` as people and scripts use it: outputs, interruption, odd models."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """``memplan run`` as people and scripts use it: data, logs, checkpoints, and what kills it."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

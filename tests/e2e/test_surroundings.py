@@ -1,7 +1,5 @@
 """What lies around a model stays out of it: files beside it are not run, none are left behind."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """``memplan sweep`` as people and scripts use it."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Models whose weights lie in other files, as exporters write them, wherever the output goes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

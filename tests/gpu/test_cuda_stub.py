@@ -4,8 +4,6 @@ The CUDA runtime below it is a stub (cuda_stub.c): kernels do nothing, so nothin
 results or time.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

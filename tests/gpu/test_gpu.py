@@ -1,7 +1,5 @@
 """On a real GPU: the same predictions, results, and what `device` says. Skipped without one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ Copies are real there, kernels do nothing: what is read back is what was copied 
 said of values or time.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import Counter

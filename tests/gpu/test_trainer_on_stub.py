@@ -1,7 +1,5 @@
 """On CUDA, a step of the trainer copies the batch in and the loss out, and nothing else."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

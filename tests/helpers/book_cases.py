@@ -1,7 +1,5 @@
 """Every operator that the book chunks, applied: what its axis rule says is tried on these."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

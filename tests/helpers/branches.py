@@ -1,8 +1,6 @@
 """A git repository with two branches that differ in one model, and small training steps to put
 there."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

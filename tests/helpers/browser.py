@@ -1,8 +1,6 @@
 """Pages with WebAssembly and WebGPU in headless Chromium, served from a folder; training steps with
 onnxruntime-web there and under node."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

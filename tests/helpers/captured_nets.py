@@ -4,8 +4,6 @@ milliseconds.
 ``forward(*batch)`` of each gives the scalar loss.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Problems with named and marked tensors, and the plans of checkpoint strategies."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

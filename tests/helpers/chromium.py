@@ -3,8 +3,6 @@
 The protocol is that of Chrome's DevTools; messages are JSON, each ended by a zero byte.
 """
 
-from __future__ import annotations
-
 import base64
 import fcntl
 import itertools

@@ -1,7 +1,5 @@
 """What every command's output is held against."""
 
-from __future__ import annotations
-
 import subprocess
 
 

@@ -1,7 +1,5 @@
 """Models run by the CUDA provider, and held step by step against their simulation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -6,8 +6,6 @@ All live in one library, to which the names of the real ones are links; nothing 
 needed, only a C compiler and ``nm``.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

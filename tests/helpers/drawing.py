@@ -1,7 +1,5 @@
 """What random tests of gradient rules draw, and how often."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

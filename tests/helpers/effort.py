@@ -4,8 +4,6 @@ By default a fifth of what finds most in the long run, which keeps the whole sui
 ``MEMPLAN_THOROUGH=1`` all of it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Small problems whose nodes may stand in many orders, and what is best for them by brute force."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice

@@ -5,8 +5,6 @@ float32 or is wrong for some attributes (padding and indices of pools, ranks of 
 computed by them is compared with ONNX Runtime in float32 (``gradients.check_on_runtime``).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence

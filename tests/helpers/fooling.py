@@ -4,8 +4,6 @@ Each pair differs where one draw of small numbers, one run, one tolerance or one
 itself would not show it.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Golden files: models as text that people can read and compare."""
 
-from __future__ import annotations
-
 import onnx
 import onnx.parser
 import onnx.printer

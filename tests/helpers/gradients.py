@@ -5,8 +5,6 @@ compares each gradient with central differences of the forward graph; ``model_of
 models.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

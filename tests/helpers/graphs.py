@@ -1,7 +1,5 @@
 """Small graphs for tests, written as ONNX text (``onnx.parser``), and the random ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """Training steps in float16 and bfloat16: all in half, and as PyTorch's autocast leaves them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Graphs of laws: some nodes between two others, and constants for them."""
 
-from __future__ import annotations
-
 CONSTANTS = """int64[1] zero = {0}, int64[1] one = {1}, int64[1] minus = {-1}, int64[1] nine = {9},
  int64[1] two = {2}, int64[1] three = {3}, int64[2] shape = {2, 3}, int64[2] turned = {3, 2},
  int64[2] keep = {0, 3}, int64[2] swap = {3, 0}, int64[2] ones = {1, 1}, int64[2] twice = {1, 2},

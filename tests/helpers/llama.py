@@ -2,8 +2,6 @@
 share keys, RMSNorm and SwiGLU.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

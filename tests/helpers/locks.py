@@ -1,7 +1,5 @@
 """Entries of a lock, and what is found of models that are held against them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

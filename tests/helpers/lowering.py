@@ -1,7 +1,5 @@
 """Graphs with operators of ONNX Runtime's own, and what they are lowered to."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

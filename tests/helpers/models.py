@@ -1,7 +1,5 @@
 """Where models and benchmarks are."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

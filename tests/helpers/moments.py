@@ -1,12 +1,10 @@
 """Ends the process by SIGKILL at the n-th thing that it does to a file of a folder."""
 
-from __future__ import annotations
-
 import os
 import signal
 import tempfile
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 _CALLS = ("fsync", "chmod", "link", "replace", "rename", "unlink")
 
@@ -82,7 +80,7 @@ class _Stream:
         self._stream.write(view[half:])
         return len(view)
 
-    def __enter__(self) -> _Stream:
+    def __enter__(self) -> Self:
         self._stream.__enter__()
         return self
 

@@ -5,8 +5,6 @@ elsewhere in the model, or one that is known to be hard; lists get one item more
 change places.
 """
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,6 @@
 """Small networks of five families with weights, the training steps that ``grad`` makes of them,
 batches, and a plain loop around a step."""
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Callable, Mapping

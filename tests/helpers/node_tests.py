@@ -1,7 +1,5 @@
 """ONNX's own tests of single nodes: every form of every operator, with inputs of its domain."""
 
-from __future__ import annotations
-
 import importlib
 import warnings
 from collections.abc import Sequence

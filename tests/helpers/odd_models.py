@@ -1,7 +1,5 @@
 """Small models, each with something that real exporters produce and that is easy to get wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Steps for tests of ``--offload``: weights that are shared, a stash per layer."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from unittest.mock import patch

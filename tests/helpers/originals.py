@@ -1,7 +1,5 @@
 """Originals, run once for all tests that hold something against them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path

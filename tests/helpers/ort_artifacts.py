@@ -1,8 +1,6 @@
 """Files as onnxruntime-training 1.19 wrote them, made by hand: artifacts, optimizer models, and
 graphs of ORTModule."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

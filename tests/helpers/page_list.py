@@ -1,7 +1,5 @@
 """Pages whose examples are run: what each takes as given, and what is left out, with the reason."""
 
-from __future__ import annotations
-
 from helpers.pages import Page
 
 GPT = "memplan rewrite sample_models/gpt_dropout.onnx --budget 60%"

@@ -1,8 +1,6 @@
 """A page of the documentation as a reader would follow it: its files written, its commands run,
 what they print held against what the page shows."""
 
-from __future__ import annotations
-
 import math
 import re
 import runpy

@@ -1,7 +1,5 @@
 """Graphs for passes, and what a pass makes of them."""
 
-from __future__ import annotations
-
 import onnx
 
 from helpers.graphs import TUNED, open_text

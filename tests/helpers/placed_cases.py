@@ -3,8 +3,6 @@
 Prints a JSON object: how many were compared, and those that differ.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

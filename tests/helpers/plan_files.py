@@ -1,7 +1,5 @@
 """A small plan file with something in every field, and the published schema."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Plans by hand, of steps that were captured from PyTorch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

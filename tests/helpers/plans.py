@@ -1,7 +1,5 @@
 """Plans by every strategy, and what a rewritten model does, for the tests that run them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Small abstract planning problems for tests, and what is best for them by brute force."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

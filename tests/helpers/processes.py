@@ -1,7 +1,5 @@
 """What tests ask of processes, and how they start some as a terminal does."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Two graphs as text, and the proof that one computes what the other does."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

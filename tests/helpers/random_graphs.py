@@ -1,7 +1,5 @@
 """Random ONNX graphs with everything that ONNX Runtime's allocator treats specially."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Models that are refused, and the words of the refusal."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Recurrent layers with a symbolic batch, under a scalar loss."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper

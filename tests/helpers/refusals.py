@@ -1,7 +1,5 @@
 """Commands that must be refused, with two lines and no trace in the folder."""
 
-from __future__ import annotations
-
 import hashlib
 import stat
 import subprocess

@@ -1,7 +1,5 @@
 """Graphs under other names, and what every difference of two graphs must keep."""
 
-from __future__ import annotations
-
 import random
 
 import onnx

@@ -1,7 +1,5 @@
 """Reports as text, on lines that do not end, and as the elements of a page."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

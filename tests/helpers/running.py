@@ -1,7 +1,5 @@
 """Runs the command line in the test's own process, which saves the start of an interpreter."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs what a child process would run in the test's own process, which saves its start."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Forward graphs with a Scan, as text."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import onnx

@@ -4,8 +4,6 @@ The schemas are open, as fields may be added; here every field must be in its sc
 stays undocumented. Only the words of JSON Schema that the schemas use are known.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cache

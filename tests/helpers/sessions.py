@@ -1,7 +1,5 @@
 """Sessions of ONNX Runtime on the CPU, as tests open them; not imported without it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Random training steps with state: weights read early and late, through views, and renewed."""
 
-from __future__ import annotations
-
 from random import Random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Training steps as abstract problems, and what every plan for them must hold."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

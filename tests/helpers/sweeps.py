@@ -1,7 +1,5 @@
 """Sweeps in this process: questions answered by a formula, and small models with a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Functions of PyTorch at their ties and kinks, all in one step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from typing import Any

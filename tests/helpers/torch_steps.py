@@ -1,7 +1,5 @@
 """Training steps of PyTorch that tests capture, and a loop that trains a captured file."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Small training steps whose shapes are hard to plan: 64 KiB a tensor, milliseconds to run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path

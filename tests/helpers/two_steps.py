@@ -1,7 +1,5 @@
 """Two training steps of one model, each with the other's weight as an input that it only reads."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import numpy_helper

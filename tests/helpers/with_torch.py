@@ -1,7 +1,5 @@
 """PyTorch, and what exports it: a module that imports this is skipped where they are missing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

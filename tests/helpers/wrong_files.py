@@ -5,8 +5,6 @@ is rebuilt from its mask, a pin, a shortened view, a dropped copy. Each wrong fi
 with one thing changed, as a mistake of a planner or writer would change it; many keep every shape.
 """
 
-from __future__ import annotations
-
 import onnx
 from onnx import helper
 

@@ -1,7 +1,5 @@
 """What a session holds after loading is what is predicted: fusions, layouts, Casts of float16."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """bfloat16 on the CPU, in the few operators that have kernels: predicted = measured, and proved."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

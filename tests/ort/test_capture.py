@@ -1,7 +1,5 @@
 """Captured training steps against PyTorch: gradients in float64, trainings in float32."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Plans for graphs whose bodies capture tensors: clones are read inside bodies too."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Operators that are written in others on their way to ONNX, against eager PyTorch: with and
 without ONNX Runtime's own fusions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

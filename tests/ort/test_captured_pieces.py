@@ -1,8 +1,6 @@
 """Pieces of training code against PyTorch, a row each: gradients that are not those of the forward
 graph, backwards and hooks of the user's own, what a step writes, and what ONNX has no form of."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import json

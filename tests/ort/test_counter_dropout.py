@@ -1,7 +1,5 @@
 """A step whose dropouts count: rewritten, trained, stopped, resumed and exported."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

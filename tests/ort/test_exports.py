@@ -1,7 +1,5 @@
 """A model as PyTorch's own exporters write it: all that it trains is trained."""
 
-from __future__ import annotations
-
 import io
 import warnings
 from typing import Any, cast

@@ -1,8 +1,6 @@
 """Training graphs of families of networks, small: they run, their gradients are PyTorch's, and
 nothing of them had to be assumed (skipped where torch and its exporter are not there)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 """``grad`` and ``lower`` hold gradients against central differences: wrong rules are found and
 named, right ones are not."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Generated training graphs on ONNX Runtime: what they keep, and what they compute."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -2,8 +2,6 @@
 PyTorch's autograd. By ONNX's operators, and without PyTorch: ``unit/autodiff/rules/test_ties.py``.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The road from PyTorch, as it stands in ``docs/pytorch.md``: its file, its commands."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -4,8 +4,6 @@
 those around them, and what is in use before the first is taken for what was there before the run.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A step whose loss is scaled, planned at half of its peak: proved, run, and trained with."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,8 +4,6 @@ ONNX Runtime's CPU provider computes float16 in float32 and leaves out casts bet
 overflows where PyTorch does only if the graph says so; ONNX's own evaluator rounds every result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ Where ONNX Runtime's training package and finite differences disagree (it does i
 the latter judge.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

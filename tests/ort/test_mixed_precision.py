@@ -1,7 +1,5 @@
 """Training steps in float16, bfloat16 and both with float32: gradients, bytes, plans."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

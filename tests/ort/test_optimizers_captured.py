@@ -1,8 +1,6 @@
 """Captured updates against PyTorch's: two groups, an optimizer that has taken steps already, and
 afterwards every parameter and every tensor of state; trained by ``Trainer``, in place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Updates against torch.optim, over several steps: float64 by ONNX's evaluator, float32 by ONNX
 Runtime; inside the training graph, and as a graph of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from typing import Any

@@ -1,7 +1,5 @@
 """Packed masks on ONNX Runtime: every pattern of bits comes back, and plans with them hold."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings

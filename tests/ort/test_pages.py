@@ -1,7 +1,5 @@
 """Pages of the documentation that a reader follows from top to bottom."""
 
-from __future__ import annotations
-
 import runpy
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """Passes on real and random graphs: what stays keeps its bits, peaks are as simulated."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

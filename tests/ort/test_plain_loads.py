@@ -1,7 +1,5 @@
 """Plain sessions: what loading twice leaves, and what later runs hold beside a Loop."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Plain sessions: what the runtime sees and does is what is predicted, and plans hold in them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random

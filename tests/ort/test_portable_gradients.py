@@ -1,7 +1,5 @@
 """Gradients of max pools without Indices, against the form with them and PyTorch's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

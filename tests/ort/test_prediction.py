@@ -1,7 +1,5 @@
 """Predicted memory equals ONNX Runtime's, byte for byte and step for step."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``FILE.py:FUNCTION`` where a model is only read: captured for its sizes, kept while it holds."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

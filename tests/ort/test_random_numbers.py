@@ -1,7 +1,5 @@
 """Random operators without a seed share a stream of numbers: who draws when must not change."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Recurrent training graphs: predicted peaks against ONNX Runtime's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

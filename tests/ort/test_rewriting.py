@@ -1,7 +1,5 @@
 """Rewritten models: predicted = measured, within budget, and every output bit-equal."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """What the proof takes for granted of kernels: where the same numbers lead to the same bits,
 however the graph hands them over. Tried with special values, one thread and several."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

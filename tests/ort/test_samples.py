@@ -1,7 +1,5 @@
 """``sample_models/README.md``: ``memplan capture`` makes them; they compute what PyTorch does."""
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Memory inside Scan bodies: what is predicted is what ONNX Runtime's profiler saw."""
 
-from __future__ import annotations
-
 import pytest
 
 from helpers.graphs import TUNED, open_text

@@ -1,8 +1,6 @@
 """What people train beside a plain step, thirty steps beside PyTorch: a GAN whose two steps share
 one model, a student with a teacher that follows it, averages of the weights, and metrics."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from pathlib import Path

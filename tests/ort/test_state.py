@@ -1,7 +1,5 @@
 """State in place: what is bound over old values gives the same bits, and takes what is said."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

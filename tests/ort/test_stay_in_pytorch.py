@@ -1,7 +1,5 @@
 """*Stay in PyTorch* of ``docs/pytorch.md`` as it stands: its file, its commands, its loops."""
 
-from __future__ import annotations
-
 import copy
 import re
 import runpy

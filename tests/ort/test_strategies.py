@@ -1,8 +1,6 @@
 """Every strategy on steps that are hard to plan and on five families of networks: what it writes
 runs as predicted and computes the same bits, and auto is never dearer."""
 
-from __future__ import annotations
-
 import pytest
 
 from helpers.effort import few_by_day

@@ -1,8 +1,6 @@
 """A run through the trainer is the plain loop to the bit: original and rewritten, in place and with
 two buffers, and behind a checkpoint; and takes what is predicted at every step."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

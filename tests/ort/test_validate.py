@@ -1,7 +1,5 @@
 """What validate finds, and which of its parts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

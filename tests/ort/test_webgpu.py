@@ -1,7 +1,5 @@
 """WebGPU, really run: on whatever adapter is there, SwiftShader included (docs/any-gpu.md)."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """What the project says of itself in several places: its version, its Pythons, what it was measured
 on."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

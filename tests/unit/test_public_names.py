@@ -1,7 +1,5 @@
 """The public names: complete, loaded on first use, and nothing heavy before that."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

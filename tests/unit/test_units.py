@@ -1,7 +1,5 @@
 """Sizes: what is accepted, what is refused with a way out, and how bytes are shown."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

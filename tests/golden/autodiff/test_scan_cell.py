@@ -4,8 +4,6 @@ makes of it, ``scan_cell.none.onnxtxt``.
 ``MEMPLAN_UPDATE_GOLDEN=1 pytest tests/golden`` writes the expected file anew; read the diff.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

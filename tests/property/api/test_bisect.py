@@ -1,7 +1,5 @@
 """The largest value that fits is found, whatever the growth of peaks, in few rounds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from hypothesis import example, given

@@ -1,7 +1,5 @@
 """Whatever two graphs are, the changes of their tensors sum to the difference of the peaks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

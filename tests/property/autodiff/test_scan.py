@@ -1,8 +1,6 @@
 """Random recurrent cells: gradients by finite differences, whatever is made again; existing pairs
 compute the same bits after it is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Random graphs of which anything may be offloaded: written, simulated anew, proved."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path

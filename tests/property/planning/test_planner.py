@@ -1,7 +1,5 @@
 """The planner's evaluator against the simulator, and the search against itself, at random."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
 

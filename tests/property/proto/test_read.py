@@ -4,8 +4,6 @@ The same examples every time: a crash inside ONNX's C++ code would end the whole
 ``tools/fuzz`` tries others, in processes of their own.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Models that are odd and legal: analyzed in full, or what is left out is said."""
 
-from __future__ import annotations
-
 from collections.abc import Set
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``analyze`` takes linear time: counted in calls of Python functions, which no load disturbs."""
 
-from __future__ import annotations
-
 import sys
 from types import FrameType
 from typing import Any

@@ -1,7 +1,5 @@
 """What ``analyze`` says where the runtime was asked, could not be asked, or need not be."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

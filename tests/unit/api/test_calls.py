@@ -1,7 +1,5 @@
 """The functions as people call them: text paths, models in memory, wrong values, what is shown."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

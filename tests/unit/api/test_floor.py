@@ -1,7 +1,5 @@
 """What a floor rests on, what could lower it, and the next one, in all reports the same."""
 
-from __future__ import annotations
-
 import re
 from html import escape
 from pathlib import Path

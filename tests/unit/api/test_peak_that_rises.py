@@ -1,7 +1,5 @@
 """A plan that saves workspace, which is predicted only, at the price of memory that runs show."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What ONNX Runtime gets wrong: told of a user's file, never written into one, never a measure."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

@@ -3,8 +3,6 @@
 What was recorded when it was not (plans, locks) is compared as it was counted then.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

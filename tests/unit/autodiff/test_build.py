@@ -1,7 +1,5 @@
 """The registry, what rules may ask for, and the order and size of what is built."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

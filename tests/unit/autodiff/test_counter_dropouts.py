@@ -1,7 +1,5 @@
 """Dropout masks from a counter: the same bits everywhere, and as good as random."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

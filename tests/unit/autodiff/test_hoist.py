@@ -1,7 +1,5 @@
 """Backward nodes that run in the forward part, as they make less than they would keep alive."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 

@@ -1,7 +1,5 @@
 """Running statistics: averages over steps, which no gradient changes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

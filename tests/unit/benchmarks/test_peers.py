@@ -1,7 +1,5 @@
 """The published planners: their plans are what they claim to be."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Every benchmark that needs no PyTorch runs once on a small input; what it refuses, it refuses."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``memplan capture`` where it cannot work: exit codes, and two lines."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

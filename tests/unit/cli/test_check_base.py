@@ -1,7 +1,5 @@
 """``check --base``: two branches of a scratch repository, every kind of change, every format."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

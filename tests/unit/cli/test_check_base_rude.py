@@ -1,7 +1,5 @@
 """``check --base`` where git, the clone, the lock or the files are not as one would wish."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A model that onnx's C++ code has no answer to costs ``check`` its own line only."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

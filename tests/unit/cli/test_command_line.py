@@ -1,7 +1,5 @@
 """The command line itself: options and their fields, help, suggestions, logs."""
 
-from __future__ import annotations
-
 import logging
 import re
 import subprocess

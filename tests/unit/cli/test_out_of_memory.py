@@ -1,7 +1,5 @@
 """What does not fit into memory, and a runtime that is not there: answers, with exit code 5."""
 
-from __future__ import annotations
-
 import tracemalloc
 import zlib
 from pathlib import Path

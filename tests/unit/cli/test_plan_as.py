@@ -1,7 +1,5 @@
 """``memplan plan-as``: what it prints where, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

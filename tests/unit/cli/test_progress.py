@@ -1,7 +1,5 @@
 """The line that is shown while something takes long: what it says, in every command that may."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Callable

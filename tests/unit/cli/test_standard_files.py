@@ -1,7 +1,5 @@
 """What goes to stdout and stderr goes out whole, or fails."""
 
-from __future__ import annotations
-
 import os
 import threading
 

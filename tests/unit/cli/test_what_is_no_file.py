@@ -1,8 +1,6 @@
 """Pipes, devices, sockets and folders in place of every file that a command reads: one line, and
 nothing waits for what never comes or reads what never ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

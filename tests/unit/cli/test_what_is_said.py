@@ -1,7 +1,5 @@
 """Statements of reports that were not true, or that two commands made differently."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

@@ -1,8 +1,6 @@
 """``action.yml`` and the hook of docs/ci.md: their steps are run as GitHub runs them, in a scratch
 repository."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,8 +1,6 @@
 """What README and docs name exists: commands, options, exit codes, links, files; and figures agree
 with the records that they were read from."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import signal

@@ -1,8 +1,6 @@
 """How pages are followed (``tests/ort/test_pages.py``): what is run of them, and what counts as the
 same output."""
 
-from __future__ import annotations
-
 import fnmatch
 import re
 from pathlib import Path

@@ -4,8 +4,6 @@ All JSON that a test's command prints is held against its schema (``helpers/runn
 those that no other fast test prints, and that the reference names them all.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The code of docs/training.md runs as it stands, in its order, in one session."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Words: what no message, help text or document says, and what to say instead; numbers before nouns
 that are counted; modules that say what they are for."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

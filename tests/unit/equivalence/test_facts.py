@@ -1,7 +1,5 @@
 """What is known of new tensors: of many nodes of one kind, inferred once."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import onnx

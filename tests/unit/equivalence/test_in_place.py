@@ -1,7 +1,5 @@
 """Which new values may be written over the old ones: the checker's answer, case by case."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

@@ -5,8 +5,6 @@ proof accepts that and ONNX Runtime computes the same bits; where not, ``elide``
 proof refuses and the runtime computes something else, or nothing.
 """
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 

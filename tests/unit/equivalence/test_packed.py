@@ -1,7 +1,5 @@
 """Masks packed eight elements to a byte: proved where every element has a bit of its own."""
 
-from __future__ import annotations
-
 import pytest
 
 from helpers.proofs import proof

@@ -1,7 +1,5 @@
 """The proof of chunks: what it follows, and the wrong chunks that it does not."""
 
-from __future__ import annotations
-
 import onnx
 import pytest
 

@@ -5,8 +5,6 @@ the inputs of a case may be cut and its result put together is tried on the runt
 another result must be refused, and what the book says must be followed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 

@@ -1,7 +1,5 @@
 """The static proof: what memplan writes is equivalent, and no wrong file is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

@@ -1,7 +1,5 @@
 """Rules of the proof beyond those of copies (``test_laws``), and what looks like them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

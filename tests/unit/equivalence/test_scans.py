@@ -3,8 +3,6 @@
 All sizes are 4, so that no mistake shows in a shape.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

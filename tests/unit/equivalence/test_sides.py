@@ -1,7 +1,5 @@
 """What is compared beside nodes: inputs, outputs, constants, functions, opsets, draws, effects."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

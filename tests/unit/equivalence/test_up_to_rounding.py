@@ -3,8 +3,6 @@
 ``tests/ort/test_same_kernels.py`` shows that the bits differ.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """The training contract: what every graph input and output of a training step is."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

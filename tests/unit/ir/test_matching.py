@@ -1,7 +1,5 @@
 """Selectors: modules and operators by globs, held against a reading that only knows fnmatch."""
 
-from __future__ import annotations
-
 from fnmatch import fnmatchcase
 
 import pytest

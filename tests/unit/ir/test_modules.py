@@ -1,7 +1,5 @@
 """The module of every node: from the exporter's metadata, else from parameter names."""
 
-from __future__ import annotations
-
 import pytest
 from onnx import helper
 

@@ -4,8 +4,6 @@ The graphs are small ones of the kind that onnx-ad 0.3, onnxsim 0.8, jax2onnx 0.
 write; see docs/guide.md.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from helpers.graphs import open_text

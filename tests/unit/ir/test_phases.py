@@ -1,7 +1,5 @@
 """Forward, loss, backward and update on hand-written training steps: the phase of every node."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

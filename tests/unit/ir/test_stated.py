@@ -1,7 +1,5 @@
 """What a file says of its inputs and outputs is believed, where it fits the graph."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 The pass and the proof read the same lines, so this is what judges them: the runtime.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

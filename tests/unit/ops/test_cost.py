@@ -1,7 +1,5 @@
 """Estimated seconds: the roofline and the FLOPs of every contraction, by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Calls that WebGPU takes and then fails at: told by name before anything runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

@@ -1,7 +1,5 @@
 """Float types that the CPU's kernels lack: the table holds in the installed runtime."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import onnx

@@ -1,7 +1,5 @@
 """What ONNX Runtime gets wrong: the patterns are found, and each is wrong in the installed one."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import onnxruntime as ort

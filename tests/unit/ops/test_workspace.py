@@ -1,7 +1,5 @@
 """The scratch formulas against every measurement of the probe."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

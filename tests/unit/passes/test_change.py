@@ -1,7 +1,5 @@
 """Which of many changes are made: all but those that raise the peak, found in few simulations."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What elide takes away and leaves alone, beside the laws of copies (``equivalence/test_laws``)."""
 
-from __future__ import annotations
-
 import pytest
 from onnx import helper
 

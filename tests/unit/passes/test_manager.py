@@ -1,7 +1,5 @@
 """All passes, one after the other: by name, undone, recorded."""
 
-from __future__ import annotations
-
 from helpers.graphs import REUSING, TUNED, open_text
 from helpers.passes import STEP, TWO_WIDE
 from memplan.passes.elide import Elide

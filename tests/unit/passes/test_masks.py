@@ -1,7 +1,5 @@
 """Two masks of one gradient that are joined, and pairs that are left alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

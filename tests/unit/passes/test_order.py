@@ -1,7 +1,5 @@
 """Orders without recomputation, results that are made early, and what is freed of the unread."""
 
-from __future__ import annotations
-
 import pytest
 
 from helpers.graphs import TUNED, node, open_text, timeline_of

@@ -1,7 +1,5 @@
 """What prune takes away, with and without --wrt."""
 
-from __future__ import annotations
-
 import pytest
 
 from helpers.graphs import TUNED, open_text, tensor

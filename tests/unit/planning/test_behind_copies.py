@@ -1,7 +1,5 @@
 """Fences that keep the planned order where a GPU's session copies from the CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

@@ -1,7 +1,5 @@
 """Costs files, and estimates on the scale of what was measured."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Plan files: what is written is read again, in the same bytes, and nothing else is believed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Plans from graphs: what is kept, forced, refused and said; and what is known of tensors."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What selectors mean in a real graph, and what a plan makes of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Plans keep every reader of an old value before what writes over it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

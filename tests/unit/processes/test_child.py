@@ -1,8 +1,6 @@
 """A call in another process: its answer, and that children end with their parent, and scratch
 folders with their owner, however that ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

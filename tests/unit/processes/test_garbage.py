@@ -1,7 +1,5 @@
 """The collector of garbage in cycles rests where it would find nothing, and works again after."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

@@ -1,7 +1,5 @@
 """What one process has for as long as it runs, and others are refused."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

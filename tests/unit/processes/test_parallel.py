@@ -1,7 +1,5 @@
 """Work on many items: answers from processes, what becomes of lost ones, and how they end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

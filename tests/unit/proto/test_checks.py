@@ -1,7 +1,5 @@
 """Calls and constants against ONNX's own definitions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

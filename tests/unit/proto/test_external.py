@@ -1,7 +1,5 @@
 """External data: where it may lie, and what may be wrong with it."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Graphs that break a rule of ONNX: what is wrong, in which words."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, MutableSequence
 from pathlib import Path
 

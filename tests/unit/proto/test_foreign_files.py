@@ -1,7 +1,5 @@
 """Files of other kinds are named for what they are."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Damaged and hostile files: what the user sees is one error of the model, or the right answer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small files stay small: what would take gigabytes or minutes is refused before the work."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Marks of checkpoints in a file: read, and carried over to an optimized one."""
 
-from __future__ import annotations
-
 import onnx
 
 from helpers.checkpoints import STEP

@@ -1,7 +1,5 @@
 """What is kept of a file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from helpers import odd_models as odd

@@ -1,7 +1,5 @@
 """onnx's C++ code runs in a child process, whose death is an error of one model."""
 
-from __future__ import annotations
-
 import os
 import signal
 

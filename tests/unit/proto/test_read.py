@@ -1,7 +1,5 @@
 """Files that are no models: what is refused, and in which words."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Bringing an optimized model back into the order of the model that it came from."""
 
-from __future__ import annotations
-
 from random import Random
 
 import onnx

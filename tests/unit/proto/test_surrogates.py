@@ -1,7 +1,5 @@
 """The operator whose gradient goes elsewhere is taken out, and with it what only gradients read."""
 
-from __future__ import annotations
-
 import onnx
 import pytest
 

@@ -1,7 +1,5 @@
 """Outputs: written as a whole or not at all, and never over anything by accident."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Which call of PyTorch made a tensor."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What changes gradients is recorded while a step is traced, or noted with its name and line."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

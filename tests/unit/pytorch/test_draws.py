@@ -1,7 +1,5 @@
 """Random numbers of an eager step that can be had again."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """An eager step leaves no trace, and says what it computed."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

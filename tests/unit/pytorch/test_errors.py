@@ -1,7 +1,5 @@
 """A refusal names the operator, the module and the line of the user's code."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 """Which PyTorch memplan was tried with: an older one is refused, a newer one named in a note and in
 what fails."""
 
-from __future__ import annotations
-
 import sys
 import tomllib
 import warnings

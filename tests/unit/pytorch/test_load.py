@@ -1,7 +1,5 @@
 """``FILE.py:FUNCTION``: what a user may get wrong, and what is put back when it has run."""
 
-from __future__ import annotations
-
 import random
 import sys
 from pathlib import Path

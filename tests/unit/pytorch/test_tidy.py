@@ -1,7 +1,5 @@
 """What is written of the exporter's graph. Needs no PyTorch."""
 
-from __future__ import annotations
-
 import onnx
 import pytest
 from onnx import TensorProto, helper

@@ -1,8 +1,6 @@
 """Parts of PyTorch that are not public: those that a table names, and no others; one that is gone
 or of another kind is told, or something stands in."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A compiled step within a budget: the same bits, the bytes that were told, no way around."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Analyses of real models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

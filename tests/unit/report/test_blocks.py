@@ -1,7 +1,5 @@
 """The timeline in blocks: on one scale, within the terminal, and only on one that can show it."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

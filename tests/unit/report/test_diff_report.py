@@ -1,7 +1,5 @@
 """A diff as text and as a page: named at once, and whole."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

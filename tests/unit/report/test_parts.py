@@ -1,7 +1,5 @@
 """What both printers make of a report: rows that are left out, wide columns, hostile texts."""
 
-from __future__ import annotations
-
 from helpers.reports import text_of
 from memplan.report.html.page import page
 from memplan.report.parts import Column, Line, Notes, Report, Spelled, Table

@@ -1,7 +1,5 @@
 """A sweep as text, CSV and HTML: complete, and narrow enough."""
 
-from __future__ import annotations
-
 import csv
 import io
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Text reports: tables that fit a terminal, and lists that do not fill it."""
 
-from __future__ import annotations
-
 import io
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The torch snapshot says what the timeline says."""
 
-from __future__ import annotations
-
 import pickle
 import pickletools
 from collections import Counter

@@ -1,7 +1,5 @@
 """WebGPU that does not start, told in one line with the cure."""
 
-from __future__ import annotations
-
 import pytest
 
 from memplan.errors import EXIT_ENVIRONMENT, ProviderMissingError

@@ -1,7 +1,5 @@
 """What the profiler's events say of a run: its base, its peak, and those of the second run."""
 
-from __future__ import annotations
-
 import onnxruntime as ort
 
 from helpers.graphs import open_text

@@ -1,7 +1,5 @@
 """The comparison of outputs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a child's failure says to the user."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Archives of inputs that are hostile or damaged, and names that no archive takes as they are."""
 
-from __future__ import annotations
-
 import tracemalloc
 import zipfile
 from pathlib import Path

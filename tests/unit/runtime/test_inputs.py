@@ -1,7 +1,5 @@
 """Made-up inputs that a graph survives, and given inputs that fit."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a tuned session holds, read from the file that the runtime saves, bodies among it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from helpers.graphs import parse

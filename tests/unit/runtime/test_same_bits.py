@@ -1,7 +1,5 @@
 """Bits alone do not make outputs equal."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from memplan.runtime.compare_outputs import same_bits

@@ -1,7 +1,5 @@
 """From the profiler's events to one figure per node: runs told apart, outliers out, medians."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Shapes in bodies."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

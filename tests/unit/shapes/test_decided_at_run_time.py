@@ -1,7 +1,5 @@
 """Shapes that only a run can tell: a look at the model is answered, a plan is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

@@ -1,7 +1,5 @@
 """Shapes that are computed in the graph."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import onnx

@@ -1,7 +1,5 @@
 """What the file states against what follows."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

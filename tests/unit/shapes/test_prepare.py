@@ -1,7 +1,5 @@
 """Symbolic dimensions: their names, their sizes, and what is said without one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

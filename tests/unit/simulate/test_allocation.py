@@ -3,8 +3,6 @@
 ``float[256]`` is 1 KiB; figures are KiB at the end of every step, dead inputs still counted.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from helpers.graphs import KIB, REUSING, TUNED, graph_of, kib, on_x, tensor, timeline_of

@@ -1,7 +1,5 @@
 """Where a CUDA session puts nodes and tensors, without a runtime."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

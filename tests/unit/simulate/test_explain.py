@@ -1,7 +1,5 @@
 """What the bytes of the peak are, who holds them, and the stash of every module."""
 
-from __future__ import annotations
-
 import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings

@@ -1,7 +1,5 @@
 """The certified floor: right on hand-made graphs, and below every schedule of random ones."""
 
-from __future__ import annotations
-
 from random import Random
 
 import onnx

@@ -1,7 +1,5 @@
 """Files that copy tensors to the host and back: read, counted, and proved."""
 
-from __future__ import annotations
-
 import onnx
 import pytest
 

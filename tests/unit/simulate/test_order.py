@@ -1,7 +1,5 @@
 """The runtime's two node orders on graphs small enough to follow by hand."""
 
-from __future__ import annotations
-
 import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings

@@ -1,7 +1,5 @@
 """The memory pattern: equal to a plain transcription of the source, and to the runtime itself."""
 
-from __future__ import annotations
-
 import json
 import random
 import time

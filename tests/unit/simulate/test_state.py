@@ -1,7 +1,5 @@
 """State in place: which new values may be written over old ones, and what that takes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Launches, copies and bytes moved of a step, counted by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from helpers.graphs import open_text, parse

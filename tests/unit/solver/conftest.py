@@ -1,7 +1,5 @@
 """What solves is compiled first."""
 
-from __future__ import annotations
-
 import pytest
 
 from memplan.solver.search.warm_up import warm_up

@@ -1,7 +1,5 @@
 """Where compiled code is kept, and that a cache which cannot be used is no reason to fail."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The planner's evaluator: bytes of sequences by hand, on abstract nodes."""
 
-from __future__ import annotations
-
 import pytest
 
 from helpers.problems import Case

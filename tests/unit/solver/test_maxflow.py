@@ -1,7 +1,5 @@
 """Maximum flows and minimum cuts, against a textbook and against all cuts and ways to store."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

@@ -1,7 +1,5 @@
 """Orders made anew, by moves and by a beam, the lowest of all, and where eager nodes stand."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import numpy as np

@@ -1,8 +1,6 @@
 """A small run of tools/fuzz: always the same items, none of which may find a defect, and planted
 defects, which it must find."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

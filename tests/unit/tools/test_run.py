@@ -1,7 +1,5 @@
 """The other tools, each run once on something small."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Gradients of several batches are those of a plain loop that adds them up, to the bit."""
 
-from __future__ import annotations
-
 import json
 from collections import UserDict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Steps that share a model: one array for one name, whichever step has renewed it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Batches: what does not fit is told in one line; what is cut is cut the same again."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Checkpoints that are damaged, edited or another's: one line each, and nothing of them is used."""
 
-from __future__ import annotations
-
 import io
 import json
 import tracemalloc

@@ -1,7 +1,5 @@
 """What a file says of itself is believed as long as it is as memplan wrote it."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Trained values go into the forward file that the user names, and what does not fit is said."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A loss that is not a number reaches no state: the run is stopped."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

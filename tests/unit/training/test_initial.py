@@ -1,7 +1,5 @@
 """First values: given ones, those of the file, rules that are told, and one clear error."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

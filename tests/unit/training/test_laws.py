@@ -1,8 +1,6 @@
 """What holds for every trainer: of one step, with a loss that is scaled, of several batches, of
 steps in turns."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

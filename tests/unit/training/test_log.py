@@ -1,7 +1,5 @@
 """The log of a run: what a resumed run goes on with, and what it refuses to touch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

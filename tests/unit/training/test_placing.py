@@ -1,8 +1,6 @@
 """Which new values a trainer writes over old ones, on graphs made to trip it; and that results are
 right either way."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """``memplan run`` loses nothing: its outputs, checkpoints that are finite, and what was trained."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Weights in .safetensors, of files that nobody has checked: each is read, or refused in a line."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

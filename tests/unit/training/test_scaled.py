@@ -1,7 +1,5 @@
 """Training with a step whose loss is scaled: what is skipped, told, guarded and resumed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a trainer holds beside its session: its state once, and nothing of the file's."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import tracemalloc

@@ -1,7 +1,5 @@
 """``memplan.Trainer`` as a user has it: values in and out, schedules, checkpoints, export."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

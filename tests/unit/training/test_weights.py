@@ -1,7 +1,5 @@
 """Values from files of weights: what is wanted of them, and no more."""
 
-from __future__ import annotations
-
 import os
 import tracemalloc
 import zipfile

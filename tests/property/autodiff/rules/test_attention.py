@@ -1,7 +1,5 @@
 """Gradients of Attention and RotaryEmbedding against finite differences."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

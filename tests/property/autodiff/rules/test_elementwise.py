@@ -1,7 +1,5 @@
 """Gradient rules against finite differences, over their attributes, shapes and opsets at random."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

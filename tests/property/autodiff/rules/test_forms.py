@@ -1,7 +1,5 @@
 """Rules against finite differences, of every form of every operator that ONNX tests."""
 
-from __future__ import annotations
-
 import re
 
 import onnx

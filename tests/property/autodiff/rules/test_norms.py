@@ -1,7 +1,5 @@
 """Gradients of normalizations against finite differences, over their attributes."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from hypothesis import given

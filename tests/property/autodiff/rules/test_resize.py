@@ -1,7 +1,5 @@
 """Gradients of Resize against finite differences, over its modes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rules of operators that move, cut, join, gather and scatter, against finite differences."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

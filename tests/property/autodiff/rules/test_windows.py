@@ -1,7 +1,5 @@
 """Gradients of convolutions and pools against finite differences, over their attributes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The order-free certificate against brute force over all orders and recomputations."""
 
-from __future__ import annotations
-
 from collections import deque
 from random import Random
 

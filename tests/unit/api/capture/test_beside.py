@@ -1,7 +1,5 @@
 """What a captured step has beside loss and update: metrics, frozen weights as inputs, averages."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections import OrderedDict

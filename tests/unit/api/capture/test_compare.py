@@ -1,7 +1,5 @@
 """What a captured step may be off by."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """What is captured has no node that ONNX Runtime computes wrongly, and none that nothing runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Models on PyTorch's meta device: what has no value is an input, or an error that names it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What ``capture`` answers: names, roles, weights, and refusals."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

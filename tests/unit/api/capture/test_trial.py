@@ -1,7 +1,5 @@
 """A graph's random nodes take the draws of an eager step."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Where the weights of a captured graph go. Needs no PyTorch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A limit in a test of the user's own: what it says, gives and refuses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

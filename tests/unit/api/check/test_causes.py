@@ -1,7 +1,5 @@
 """What a growth is put down to, and what it is not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

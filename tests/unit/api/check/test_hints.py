@@ -1,7 +1,5 @@
 """Commands to copy: exactly what the user has to type."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

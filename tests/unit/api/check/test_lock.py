@@ -1,7 +1,5 @@
 """The lock: what is written reads back, what is broken is named."""
 
-from __future__ import annotations
-
 import posixpath
 import tomllib
 from collections.abc import Callable

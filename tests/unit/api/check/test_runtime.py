@@ -1,7 +1,5 @@
 """Locks and the runtime: another version is told, and figures that rest on it do not compare."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The report of a check."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from helpers.locks import LOCK, MIB, an_entry, held, today

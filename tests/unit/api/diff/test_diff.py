@@ -1,7 +1,5 @@
 """What lies between two peaks: to the byte, rightly named, whatever the nodes are called."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any

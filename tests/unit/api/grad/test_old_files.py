@@ -1,7 +1,5 @@
 """Files at odds with themselves, and files older than initializers of their own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

@@ -1,7 +1,5 @@
 """``memplan grad`` on recurrent layers: the report, the option, what it refuses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

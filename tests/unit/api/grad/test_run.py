@@ -1,7 +1,5 @@
 """``memplan grad`` and ``memplan.gradients``: what they build, say and refuse."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

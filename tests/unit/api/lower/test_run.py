@@ -1,7 +1,5 @@
 """``memplan lower`` and ``memplan.lower``: what they say, write and refuse."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

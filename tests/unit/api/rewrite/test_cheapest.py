@@ -1,7 +1,5 @@
 """Which plan is taken of several candidates: the best so far, whatever the clock says."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any

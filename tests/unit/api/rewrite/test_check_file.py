@@ -1,8 +1,6 @@
 """Every condition on a rewritten file, read as a stranger would, and a bad file or plan for each:
 none would be written."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Models rewritten by a choice of checkpoints."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

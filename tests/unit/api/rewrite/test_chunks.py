@@ -1,7 +1,5 @@
 """``rewrite --chunk``: the file, the report, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """What a rewrite took by the clock: all of it, and what of it the search and the compiler took."""
 
-from __future__ import annotations
-
 from itertools import count
 
 import pytest

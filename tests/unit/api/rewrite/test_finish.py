@@ -1,7 +1,5 @@
 """What passes know of a graph the proof finds out, too; where it does not, the report says so."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

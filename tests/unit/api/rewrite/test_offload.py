@@ -1,7 +1,5 @@
 """``rewrite --offload``: the file, the report, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

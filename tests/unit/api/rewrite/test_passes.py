@@ -1,7 +1,5 @@
 """Passes in rewrite: the waterfall, and files with fewer outputs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

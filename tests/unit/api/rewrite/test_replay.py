@@ -1,7 +1,5 @@
 """A plan file applied again: the same bytes without a search, or refused with the reason."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import random

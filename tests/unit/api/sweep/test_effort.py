@@ -1,7 +1,5 @@
 """How hard a plan is looked for: rounds for the search, or seconds where they are asked."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

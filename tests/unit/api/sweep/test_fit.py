@@ -1,7 +1,5 @@
 """The search for the largest value that fits: what it asks, what it finds, and what it says."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``memplan.sweep``: the grid, its figures, what fails, and what goes on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The nodes of a run: their order, and recomputed ones among them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the rewritten file no longer has, as validation reads it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What is wrong with the memory of a run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Whether two models gave the same: the judgement over draws, runs and noise."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

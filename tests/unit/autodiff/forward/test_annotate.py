@@ -1,7 +1,5 @@
 """What is constant in a forward graph because its sizes are."""
 
-from __future__ import annotations
-
 import onnx
 
 import memplan

@@ -1,7 +1,5 @@
 """Written-out activation functions: their gradients keep the input alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

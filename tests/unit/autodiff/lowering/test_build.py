@@ -1,7 +1,5 @@
 """Whole graphs of onnxruntime-training: what goes in, what comes out, and that it is right."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Checkpoints of onnxruntime-training: values of parameters, and files that are none."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path

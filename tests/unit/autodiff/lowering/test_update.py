@@ -1,7 +1,5 @@
 """Optimizer models folded into the step: steps of training against formulas and PyTorch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

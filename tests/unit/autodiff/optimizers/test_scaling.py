@@ -1,7 +1,5 @@
 """Loss scaling: the rule of ``torch.amp.GradScaler``, written here once more in NumPy."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Updates in a training graph: their place, what goes in and out, and what a plain run needs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

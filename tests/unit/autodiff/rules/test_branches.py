@@ -1,7 +1,5 @@
 """Gradients of If, and of Loop with a fixed number of iterations."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import onnx.parser

@@ -1,7 +1,5 @@
 """Elementwise rules against finite differences."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

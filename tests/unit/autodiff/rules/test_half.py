@@ -1,7 +1,5 @@
 """Gradients in float16 and bfloat16: long sums, and operators that have a kernel."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Rules of matrix products against finite differences."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

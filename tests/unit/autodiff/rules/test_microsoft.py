@@ -1,8 +1,6 @@
 """Operators of ONNX Runtime's own, written by ONNX's: against NumPy and stock ONNX Runtime, and
 their gradients against central differences."""
 
-from __future__ import annotations
-
 import math
 from contextlib import suppress
 from typing import Any

@@ -1,8 +1,6 @@
 """Forms of operators that few models have, many of them found by the fuzzer of values (tools/fuzz):
 gradients by finite differences, gradients that are known, and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

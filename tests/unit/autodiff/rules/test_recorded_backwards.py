@@ -1,7 +1,5 @@
 """A recorded backward once more, with the real gradients in it."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Gradients of LSTM, GRU and RNN: the expansion computes the same, and finite differences."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

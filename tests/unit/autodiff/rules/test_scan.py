@@ -1,7 +1,5 @@
 """Gradients of Scan: finite differences in float64."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

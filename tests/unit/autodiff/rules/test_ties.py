@@ -3,8 +3,6 @@
 ``tests/ort/test_gradients_at_ties.py`` compares them with PyTorch itself, where it is installed.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Gradients of convolutions, pools, norms and Resize: symbolic shapes, forms, refusals."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

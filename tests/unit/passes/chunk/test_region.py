@@ -1,7 +1,5 @@
 """Where a region ends, and in which blocks it runs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Existing forward and backward Scans: stored tensors are dropped and made again."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import onnx.parser

@@ -1,7 +1,5 @@
 """When Dropout can be rebuilt from its mask, and with which nodes and numbers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

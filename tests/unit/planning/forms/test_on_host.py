@@ -1,7 +1,5 @@
 """Which tensors may be offloaded, who chooses, what is written, and what its check refuses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

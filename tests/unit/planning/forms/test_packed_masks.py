@@ -1,7 +1,5 @@
 """Which masks may be kept packed, what stands for it in a problem, and plans that use it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

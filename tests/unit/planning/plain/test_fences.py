@@ -1,7 +1,5 @@
 """Fences keep recomputed nodes apart; those of inputs hide shapes and stop folding."""
 
-from __future__ import annotations
-
 import onnx
 import pytest
 from onnx import helper

@@ -1,7 +1,5 @@
 """Every format of ``check``: what services demand of it, and what names may not do to it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The HTML page and its chart: complete and small."""
 
-from __future__ import annotations
-
 import pickle
 from collections import Counter
 from pathlib import Path

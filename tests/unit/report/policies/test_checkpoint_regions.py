@@ -1,7 +1,5 @@
 """Which modules are checkpointed: those that hold least."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A plan as selective checkpointing: the gradients of eager PyTorch in less memory."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import warnings

@@ -1,7 +1,5 @@
 """What ``analyze`` tells, as text and as a page: one quantity in all of it."""
 
-from __future__ import annotations
-
 import re
 
 import memplan

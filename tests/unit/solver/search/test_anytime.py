@@ -1,7 +1,5 @@
 """The search on small problems whose best answer is known (and checked by brute force)."""
 
-from __future__ import annotations
-
 import pytest
 
 from helpers.problems import LONG_SKIP, NESTED, Case

@@ -1,7 +1,5 @@
 """What ends a search, what it depends on, and what it tells."""
 
-from __future__ import annotations
-
 import pytest
 
 from helpers.problems import LONG_SKIP, Case, Clock

@@ -1,7 +1,5 @@
 """Moves that keep a tensor in another form: the form is made early, where the tensor still is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

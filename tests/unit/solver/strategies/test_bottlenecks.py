@@ -1,7 +1,5 @@
 """Bottlenecks of a graph, as in the source, and the checkpoints chosen among them."""
 
-from __future__ import annotations
-
 import pytest
 
 from helpers.checkpoints import SECONDS, labelled, plan

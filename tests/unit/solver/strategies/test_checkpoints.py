@@ -1,7 +1,5 @@
 """Checkpoints by kind, name and mark: hand-worked choices, and plans that hold."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

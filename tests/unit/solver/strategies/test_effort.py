@@ -1,7 +1,5 @@
 """Plans by rounds: repeatable, certified; and the lowest peak."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

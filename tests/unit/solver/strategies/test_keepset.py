@@ -1,7 +1,5 @@
 """From a set of kept storages to a sequence: what comes back, where, and how often."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Laws of all strategies, and of the planner that the benchmarks compare them with: what any plan
 must be, whoever made it."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Backward mirroring against its source (gradient.cc of MXNet), worked by hand."""
 
-from __future__ import annotations
-
 from collections import deque
 from pathlib import Path
 

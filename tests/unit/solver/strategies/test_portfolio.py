@@ -1,7 +1,5 @@
 """Several searches, the peers and the certificate together."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

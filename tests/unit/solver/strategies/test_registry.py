@@ -1,7 +1,5 @@
 """Strategies by name: specs and their options, the list of them, and how answers are checked."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

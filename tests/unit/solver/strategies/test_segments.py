@@ -1,8 +1,6 @@
 """Checkpoints at equal distances (Chen et al.) and the minimum cut of torch's partitioner, worked
 by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from helpers.problems import Case

@@ -80,7 +80,7 @@ def headline() -> str:
     columns: Columns = {
         "extra time": lambda _: NETWORKS[graph],
         "memplan": lambda _: f"{ours}%",
-        "best of the published planners": lambda _: " / ".join(map(best, found)),
+        "best published planner (older figures)": lambda _: " / ".join(map(best, found)),
     }
     return table(columns, [{}])
 

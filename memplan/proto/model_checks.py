@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Set
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -19,12 +20,13 @@ from memplan.proto import native
 from memplan.proto.bare import without_weights
 from memplan.proto.elements import ELEMENT_BITS
 from memplan.proto.external import external_tensors
-from memplan.proto.nodes import all_nodes, domain_of, is_constant, is_standard, subgraphs
+from memplan.proto.nodes import all_nodes, is_constant, is_standard, subgraphs
 from memplan.units import counted
 
 _Proto = onnx.TensorProto
 _DAMAGED = "export the model again; the file is damaged or was edited"
 _MS = "com.microsoft"
+_AS_IT_IS = 1 << 24  # bytes of a model that costs less to be sent to the checker than to be copied
 _INITIALIZERS_ALONE = 4  # since this IR version they need not be graph inputs
 
 
@@ -45,6 +47,10 @@ def find_fault(model: onnx.ModelProto, *, lenient: bool = False) -> str | None:
     ``lenient``: operators that ONNX does not know are no fault, nor is what the checker demands of
     a file and no runtime does.
     """
+    if model.ByteSize() <= _AS_IT_IS:
+        with suppress(Exception):  # what is wrong, if anything is, the second look says
+            native.check_model(model)
+            return None
     try:
         native.check_model(_for_checker(model, lenient))
     except onnx.checker.ValidationError as error:
@@ -79,17 +85,18 @@ def _set_apart(nodes: Any, imports: Any, replaced: Set[str], lenient: bool) -> N
     version = opset_of(imports)
     for item in imports:
         item.domain = "" if is_standard(item.domain) else item.domain
-    needed = set[str]()
-    for node in all_nodes(nodes):
-        domain = domain_of(node)
-        known = lenient or node.op_type in (*_ORT_DEFAULT_DOMAIN, *_EARLY)
-        if not domain and known:
-            judged = is_defined(node.op_type, version) and node.op_type not in replaced
-            domain = "" if judged else _MS
-        if node.domain != domain:
-            node.domain = domain
+    moved, needed = dict[tuple[str, str], str](), set[str]()
+    for given, op in {(node.domain, node.op_type) for node in all_nodes(nodes)}:
+        domain = "" if is_standard(given) else given
+        known = lenient or op in (*_ORT_DEFAULT_DOMAIN, *_EARLY)
+        if not domain and known and not (is_defined(op, version) and op not in replaced):
+            domain = _MS
+        if domain != given:
+            moved[given, op] = domain
         if domain and (lenient or domain == _MS):
             needed.add(domain)
+    for node in all_nodes(nodes) if moved else ():
+        node.domain = moved.get((node.domain, node.op_type), node.domain)
     for domain in sorted(needed.difference(item.domain for item in imports)):
         imports.append(helper.make_opsetid(domain, 1))
 
@@ -244,9 +251,10 @@ def check_counts(node: onnx.NodeProto, version: int, where: object) -> None:
             least = newer.min_input, newer.min_output
         most = 1 if node.op_type in _HOST_COPIES else _MANY
         limits = ((least[0], most), (least[1], _MANY))
-    for what, names, (low, high) in zip(
-        ("input", "output"), (node.input, node.output), limits or (), strict=False
-    ):
+    if limits is None:
+        return
+    calls = (("input", node.input), ("output", node.output))
+    for (what, names), (low, high) in zip(calls, limits, strict=True):
         if not low <= len(names) <= high:
             wanted = str(low) if low == high else f"{low} to {high}" if high < 1000 else f"{low}+"
             raise ModelError(

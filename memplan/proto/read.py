@@ -5,7 +5,7 @@ Weights in external files are never opened: only their references are checked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
@@ -168,10 +168,10 @@ def _check_graph(
         check_sparse(sparse, path)
     version = opset_of(model.opset_import)
     functions = {(f.domain, f.name) for f in model.functions}
+    before = f"{path}: "
     for index, node in enumerate(graph.node):
         attributes = node.attribute[:]
-        _check_node_text(node, (*node.input, *node.output), attributes, path)
-        where = Described(f"{path}: ", node, index)
+        where = Described(before, node, index)
         if (node.domain, node.op_type) not in functions:
             check_counts(node, version, where)
         if node.op_type == "Scan" and is_standard(node.domain) and version < _SCANS:
@@ -187,14 +187,27 @@ def _check_graph(
 
 
 def _check_text(graph: onnx.GraphProto, path: Path) -> None:
-    """Check that names are text, those of nodes left out: protobuf hands out ``bytes`` for what is
-    not UTF-8."""
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        _require_names((value.name, *_dim_names(value.type.SerializeToString())), path)
-    for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
-        entries = [text for item in tensor.external_data for text in (item.key, item.value)]
-        _require_names((tensor.name,), path, entries)
-    _require_text((graph.name,), path)
+    """Check that names are text (protobuf hands out ``bytes`` for what is not UTF-8), and those of
+    tensors, nodes and dimensions not too long."""
+    values = (*graph.input, *graph.output, *graph.value_info)
+    tensors = (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))
+    names = [item.name for item in (*values, *tensors, *graph.node)]
+    texts = [graph.name]
+    for value in values:
+        names += _dim_names(value.type.SerializeToString())
+    for tensor in tensors:
+        texts += [text for item in tensor.external_data for text in (item.key, item.value)]
+    for node in graph.node:
+        names += node.input
+        names += node.output
+        texts += (node.op_type, node.domain)
+        texts += [attribute.name for attribute in node.attribute]
+        for item in node.metadata_props:
+            texts += (item.key, item.value)
+    _require_text((*names, *texts), path)
+    if max(map(len, names), default=0) > MOST_NAME // 4:  # a character has up to four bytes
+        for name in names:
+            require(len(name.encode()), MOST_NAME, f"bytes in a name in {path}")
 
 
 @lru_cache(maxsize=4096)
@@ -204,35 +217,9 @@ def _dim_names(data: bytes) -> tuple[str, ...]:
     return tuple(dim.dim_param for dim in shape.dim)
 
 
-def _check_node_text(
-    node: onnx.NodeProto,
-    tensors: tuple[str, ...],
-    attributes: Sequence[onnx.AttributeProto],
-    path: Path,
-) -> None:
-    """The same for a node, which reads and makes these tensors."""
-    texts = [node.op_type, node.domain, *[attribute.name for attribute in attributes]]
-    for item in node.metadata_props:
-        texts += (item.key, item.value)
-    _require_names((node.name, *tensors), path, texts)
-
-
-def _require_names(names: tuple[str, ...], path: Path, texts: Sequence[str] = ()) -> None:
-    """Check that names are text and not too long, and that further ``texts`` are text."""
-    try:
-        short = len("".join((*names, *texts))) <= MOST_NAME // 4  # a character has up to four bytes
-    except TypeError:  # there are bytes among them
-        short = False
-    if short:
-        return
-    _require_text((*names, *texts), path)
-    for name in names:
-        require(len(name.encode()), MOST_NAME, f"bytes in a name in {path}")
-
-
 def _require_text(texts: Iterable[object], path: Path) -> None:
     for text in texts:
-        if not isinstance(text, str):
+        if type(text) is not str:
             raise ModelError(
                 f"{path}: a name in the graph is not valid UTF-8: {text!r}",
                 "the file is damaged, or its exporter wrote names in another encoding",

@@ -1,4 +1,7 @@
-"""What a child process measures on CUDA beside the rest: counted bytes, arenas, the device."""
+"""What a child process measures on CUDA beside the rest: counted bytes, arenas, the device.
+
+Tested over a stub of the CUDA runtime, never on a GPU.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 The CUDA provider takes three addresses (``gpu_external_alloc``, ``_free``, ``_empty_cache``) and
 then asks that allocator instead of its arena for every tensor, initializer, copied input and
 kernel workspace. The profiler's figures leave out workspace within a kernel; these do not.
-Imported in child processes only.
+Imported in child processes only. Tested over a stub of the CUDA runtime, never on a GPU.
 """
 
 from __future__ import annotations

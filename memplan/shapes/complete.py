@@ -22,7 +22,7 @@ from memplan.shapes.infer import (
     stated_types,
 )
 from memplan.shapes.nchwc import in_blocks, nchwc_type
-from memplan.shapes.shape_checks import StrictWalk
+from memplan.shapes.shape_checks import StrictWalk, types_at_once
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, known_shapes, type_bytes
 from memplan.shapes.training_ops import bound_of_sum, training_type
 
@@ -37,6 +37,9 @@ def value_types(bound: onnx.ModelProto) -> tuple[dict[str, TensorType], list[str
         ModelError: what the file states does not fit; see
             :class:`memplan.shapes.shape_checks.StrictWalk`.
     """
+    types = types_at_once(bound)
+    if types is not None:
+        return types, []
     walk = _CompleteWalk(bound)
     walk.run()
     while not is_complete(bound.graph, walk.known):  # each round tells a shape, or is the last

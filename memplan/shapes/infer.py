@@ -22,7 +22,7 @@ Array = npt.NDArray[np.generic]
 
 INVENTED = "unk__"
 """How ONNX's inference begins the names of dimensions that it does not know."""
-_GIVES_UP = (onnx.shape_inference.InferenceError, ValueError, RuntimeError, MemoryError)
+GIVES_UP = (onnx.shape_inference.InferenceError, ValueError, RuntimeError, MemoryError)
 
 
 def infer(bound: onnx.ModelProto) -> onnx.ModelProto:
@@ -38,7 +38,7 @@ def infer(bound: onnx.ModelProto) -> onnx.ModelProto:
         return plain
     try:
         return native.infer_shapes(model, propagate=True)
-    except (*_GIVES_UP, ModelError):  # it may die where there is no room
+    except (*GIVES_UP, ModelError):  # it may die where there is no room
         return plain
 
 
@@ -46,7 +46,7 @@ def run_inference(model: onnx.ModelProto) -> onnx.ModelProto:
     """ONNX shape inference; the model itself where it gives up."""
     try:
         return native.infer_shapes(model)
-    except _GIVES_UP:
+    except GIVES_UP:
         return model
 
 

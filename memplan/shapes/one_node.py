@@ -35,6 +35,7 @@ _UNTYPED = "expected to have type but instead is null"
 _SHAPES = "Inference error(s)"
 _PLACE = re.compile(r"^(\[ShapeInferenceError\] |Inference error\(s\): |\(op_type:[^)]*\): )+")
 _POOLS = frozenset({"MaxPool", "AveragePool", "LpPool"})
+_MENDED = frozenset({"GroupNormalization", "GatherND"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +197,7 @@ def _mended(
 ) -> Mapping[str, onnx.TypeProto]:
     """What ONNX's inference (1.23) says of a node's outputs, where that is not what ONNX Runtime
     makes."""
-    if not is_standard(node.domain):
+    if not is_mended(node):
         return found
     if node.op_type == "GroupNormalization" and node.input and node.input[0] in given:
         # From opset 21 on it has no inference: results are like what is normalized.
@@ -206,14 +207,20 @@ def _mended(
         if data.shape is not None and indices.shape == (len(data.shape),):
             # It gives one element, whose shape is left unsaid.
             return {name: write_type(TensorType(data.dtype, ())) for name in found}
-    attributes = {item.name: item for item in node.attribute}
-    if node.op_type in _POOLS and "ceil_mode" in attributes and attributes["ceil_mode"].i:
+    if node.op_type in _POOLS:
+        attributes = {item.name: item for item in node.attribute}
         image = read_type(given.get(node.input[0], onnx.TypeProto()))
         return {
             name: write_type(_that_begin_inside(attributes, image, read_type(proto)))
             for name, proto in found.items()
         }
     return found
+
+
+def is_mended(node: onnx.NodeProto) -> bool:
+    """Whether inference may say of a node what ONNX Runtime does not make."""
+    rounded = node.op_type in _POOLS and any(a.name == "ceil_mode" and a.i for a in node.attribute)
+    return is_standard(node.domain) and (rounded or node.op_type in _MENDED)
 
 
 def _that_begin_inside(

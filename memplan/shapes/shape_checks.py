@@ -8,8 +8,11 @@ from collections.abc import Mapping
 import onnx
 
 from memplan.errors import ModelError
-from memplan.proto.nodes import is_standard, reads_of
-from memplan.shapes.infer import numeric_type
+from memplan.proto import native
+from memplan.proto.bare import without_weights
+from memplan.proto.nodes import domain_of, is_standard, reads_of
+from memplan.shapes.infer import GIVES_UP, numeric_type, stated_types
+from memplan.shapes.one_node import is_mended, schema_of
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types
 from memplan.shapes.walk import TypeWalk, agreed
 
@@ -17,6 +20,7 @@ _WINDOWED = frozenset(
     {"Conv", "ConvInteger", "ConvTranspose", "QLinearConv", "DeformConv", "Pad"}
     | {"MaxPool", "AveragePool", "LpPool", "MaxUnpool"}
 )
+_CALL_BODIES = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 _MOST_ELEMENTS = 2**56
 _MOST_INSIDE = 2**52  # per control-flow node; bodies nest
 
@@ -69,7 +73,41 @@ def check_stated(model: onnx.ModelProto) -> None:
     Raises:
         ModelError: see :class:`StrictWalk`.
     """
-    StrictWalk(model).run()
+    if types_at_once(model) is None:
+        StrictWalk(model).run()
+
+
+def types_at_once(model: onnx.ModelProto) -> dict[str, TensorType] | None:
+    """All types of the main graph, where ONNX's inference of the whole gives all sizes from its
+    inputs alone, and the file says nothing else; None where :class:`StrictWalk` may say more.
+
+    That is so of operators that inference does not know, behind which it refuses nothing, of those
+    that it gets wrong, and of bodies.
+    """
+    graph = model.graph
+    versions = {domain_of(item): item.version for item in model.opset_import}
+    for domain, op in {(domain_of(node), node.op_type) for node in graph.node}:
+        if op in _CALL_BODIES or schema_of(domain, op, versions.get(domain, 0)) is None:
+            return None
+    if any(map(is_mended, graph.node)):
+        return None
+    try:
+        bare = without_weights(model, statements=False)
+        found = stated_types(native.infer_shapes(bare, strict=True).graph)
+    except (*GIVES_UP, ModelError):
+        return None
+    told = stated_types(graph)
+    types = {value.name: told[value.name] for value in graph.input}
+    constants = (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))
+    types |= {tensor.name: told[tensor.name] for tensor in constants}
+    for name in (name for node in graph.node for name in node.output if name):
+        stated, kind = told.get(name, UNKNOWN), found.get(name, UNKNOWN)
+        if not kind.dtype or kind.shape is None:
+            return None
+        if stated.dtype not in (0, kind.dtype) or stated.shape not in (None, kind.shape):
+            return None
+        types[name] = kind
+    return types
 
 
 def _require_true(node: onnx.NodeProto, name: str, told: TensorType, found: TensorType) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from memplan.api.check.measure import family_of
 from memplan.api.check.peak import TOP_FAMILIES, Peak, TopTensors
+from memplan.proto.metadata import IN_PLACE
 
 _RESIDENT = frozenset({"weights", "inputs", "optimizer_state", "constants"})
 _Key = tuple[str, str, int]
@@ -60,10 +61,16 @@ def _value(peak: Peak, name: str) -> object:
 def comparable(before: Peak, now: Peak) -> bool:
     """Whether both peaks were found by one memory model and, where figures rest on that, with one
     runtime."""
-    if before.accounting != now.accounting:
+    if before.accounting != now.accounting or less_in_place(before, now):
         return False
     # Equal peaks need no explanation, whatever they rest on.
     return before.rests_on == now.rests_on or before.peak_bytes == now.peak_bytes
+
+
+def less_in_place(before: Peak, now: Peak) -> bool:
+    """Whether a peak may be smaller only because its state lies in place: before that was so by
+    itself, new weights were counted beside the old ones, and a lock did not say where."""
+    return before.state is None and now.state == IN_PLACE and now.peak_bytes < before.peak_bytes
 
 
 def class_changes(before: Peak, now: Peak) -> dict[str, int]:

@@ -14,6 +14,7 @@ from memplan.api.check.differences import (
     NewTensors,
     changed_fields,
     class_changes,
+    less_in_place,
     new_tensors,
 )
 from memplan.api.check.finding import Change, Finding, Kind, change_of, worst_first
@@ -163,6 +164,8 @@ def _not_compared(before: Peak, now: Peak, accept: str) -> str:
         newer = before.accounting > ACCOUNTING_VERSION
         what = f"memory model {before.accounting} -> {now.accounting}"
         what += " (the lock is from a newer memplan)" if newer else ""
+    elif less_in_place(before, now):
+        what = f"state not recorded -> {IN_PLACE}"
     return (
         f"{what}: the locked {format_bytes(before.peak_bytes)} and today's "
         f"{format_bytes(now.peak_bytes)} cannot be compared; record it:  {accept}"

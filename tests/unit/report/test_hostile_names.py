@@ -22,7 +22,6 @@ from memplan.report.parts import Report
 from memplan.report.tell.analysis import tell_analysis
 from memplan.report.tell.diff import tell_diff
 from memplan.report.tell.sweep import tell_sweep
-from memplan.report.terminal import tables
 from memplan.report.terminal.console import show
 from memplan.report.terminal.render import render
 from memplan.report.terminal.tables import line
@@ -30,7 +29,7 @@ from memplan.report.terminal.tables import line
 # A title, colours, a cleared screen, workflow commands, a C1 introducer, a reversed direction.
 EVIL = (
     "\x1b]0;title\x07\x1b[31mred\x1b[2J\n::error file=x.py::injected\r\n##[error]x\n"
-    "##vso[task.complete]\x9b31m\u202ekcatta\u2028\x85\u200f"
+    "##vso[task.complete]\x9b31m\u202ekcatta\u2028\x85\u200f[bold red]b[/] [x](y) | `c` *"
 )
 TAGS = '</script><script>alert(1)</script><img src=x onerror="alert(2)">&amp;\''
 CONTROL = re.compile(
@@ -90,6 +89,7 @@ def test_names_in_a_report_are_shown_and_steer_nothing(name: str) -> None:
     told = REPORTS[name]()
     text = show(render(told.parts, details=True), stdout=False)
     assert "alert(1)" in text
+    assert "[bold red]" in text
     assert harmless(text)
     page = page_of(told)  # which is written to a terminal or a CI log, too
     assert not CONTROL.search(page)
@@ -119,6 +119,9 @@ def test_the_names_in_the_data_of_a_chart_are_whole() -> None:
         "analyze -o -",
         "rewrite --budget 100% --optimize none --dry-run -v",
         "check --update",
+        "diff",
+        "validate --runs 1",
+        "sweep --budget 100% --format csv",
     ],
 )
 @pytest.mark.parametrize("name", ["model.onnx", "::error::x.onnx"])
@@ -126,7 +129,8 @@ def test_hostile_names_are_escaped(
     name: str, command: str, inside: Memplan, tmp_path: Path
 ) -> None:
     onnx.save(evil_model(), tmp_path / name)
-    done = inside(*command.split(), name)
+    both = command.startswith(("diff", "validate"))
+    done = inside(*command.split(), *[name] * (1 + both))
     assert done.returncode == 0, done.stderr
     assert harmless(done.stdout)
     assert harmless(done.stderr)
@@ -161,11 +165,3 @@ def test_a_wrapped_line_begins_no_command() -> None:
     assert text.split("\n")[1] == r"\x3a:error::x"
     assert "##" not in show(line("a ##[group]b ##vso[task]"), stdout=False)
     assert show(line("aten::add has ## and ::"), stdout=False) == "aten::add has ## and ::\n"
-
-
-def test_markup_in_names_is_shown_as_it_is() -> None:
-    table = tables.Table("[bold]title[/bold]", ("[red]head", "name"))
-    table.row("[green]cell[/green]")
-    text = show(table, stdout=False)
-    assert "[bold]title[/bold]" in text
-    assert "[green]cell[/green]" in text

@@ -38,15 +38,6 @@ def test_a_wrong_statement_in_the_middle(tmp_path: Path, name: str, shape: list[
         analyze(saved(proto, tmp_path))
 
 
-def test_right_statements_are_welcome(tmp_path: Path) -> None:
-    full = onnx.shape_inference.infer_shapes(odd.training())
-    assert len(full.graph.value_info) > 5
-    bare = odd.training()
-    for number, proto in enumerate((full, bare)):
-        path = saved(proto, tmp_path, f"{number}.onnx")
-        assert analyze(path).timeline.peak_bytes == 6824
-
-
 def test_shapes_that_do_not_fit_an_operator(tmp_path: Path) -> None:
     proto = odd.training()
     proto.graph.input[0].CopyFrom(info("x", [odd.BATCH, odd.WIDTH + 1]))

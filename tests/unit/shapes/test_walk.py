@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import onnx
 import pytest
 from onnx import TensorProto, helper
 
 from helpers.graphs import parse
+from helpers.models import DIMS, sample_models
 from memplan.errors import ModelError
+from memplan.shapes import complete
 from memplan.shapes.complete import value_types
+from memplan.shapes.dims import bind_dims
 from memplan.shapes.one_node import infer_types
 from memplan.shapes.tensor_type import Shape, TensorType, read_type, write_type
 from memplan.shapes.visible import visible_shapes
@@ -76,6 +82,17 @@ def test_a_statement_is_held_against_what_follows_from_the_inputs_alone() -> Non
     fixed.graph.value_info.append(stated)
     with pytest.raises(ModelError, match=r"states float\[8\] for tensor 'h'.* float\[4, 2\]"):
         value_types(fixed)
+
+
+@pytest.mark.parametrize("path", sample_models(), ids=lambda path: path.stem)
+def test_inference_of_the_whole_says_what_the_walk_does(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound = bind_dims(onnx.load(path, load_external_data=False), DIMS.get(path.stem, {}))
+    at_once = value_types(bound)
+    monkeypatch.setattr(complete, "types_at_once", lambda _: None)
+    walked = value_types(bound)
+    assert (walked, list(walked[0])) == (at_once, list(at_once[0]))
 
 
 def test_the_runtime_follows_a_shape_through_a_cast_and_no_further() -> None:

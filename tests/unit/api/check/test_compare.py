@@ -15,6 +15,7 @@ from memplan.api.check.finding import Kind
 from memplan.api.check.lock import write_lock
 from memplan.api.check.measure import family_of
 from memplan.api.check.peak import Peak, TopTensors
+from memplan.api.check.text import title
 from memplan.errors import RuntimeUnavailableError
 
 
@@ -43,14 +44,19 @@ def test_peak_against_limits(peak: int, tolerance: str | None, cap: int | None, 
     assert found.status == ("regressed" if failed else kind)
 
 
-def test_another_memory_model_is_no_regression() -> None:
-    locked = an_entry(accounting=ACCOUNTING_VERSION + 1)
-    now = today(an_entry(), peak_bytes=900 * MIB)
+def test_what_was_counted_otherwise_is_no_regression_and_no_saving() -> None:
+    locked, now = (
+        an_entry(accounting=ACCOUNTING_VERSION + 1),
+        today(an_entry(), peak_bytes=900 * MIB),
+    )
     found = held(locked, now)
-    assert found.kind is Kind.ACCOUNTING
-    assert not found.failed
-    assert found.limit_bytes is None
+    assert (found.kind, found.failed, found.limit_bytes) == (Kind.ACCOUNTING, False, None)
     assert held(locked, now, cap_bytes=899 * MIB).failed
+    # A lock of when state was not in place by itself does not say where it lies.
+    for more, kind in ((-1, Kind.ACCOUNTING), (0, Kind.OK), (1, Kind.REGRESSED)):
+        now = today(an_entry(), state="in-place", peak_bytes=100 * MIB + more)
+        found = held(an_entry(), now)
+        assert (found.kind, "state not recorded" in title(found)) == (kind, more < 0)
 
 
 @pytest.mark.parametrize(

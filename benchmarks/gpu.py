@@ -13,8 +13,6 @@ needs ``.[torch]`` and no GPU. No row is begun after ``--seconds``; called again
   CPU the growth of the resident set during a step, beside parameters and batch.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -6,8 +6,6 @@ for the benchmarks of plans: ``memplan capture`` without weights, so the files a
 ``.[torch]``; about two minutes on two cores.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path

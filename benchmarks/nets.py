@@ -7,8 +7,6 @@ step computes the same. With ``checkpoints`` every block of the others runs unde
 ``torch.utils.checkpoint``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

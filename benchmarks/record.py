@@ -3,8 +3,6 @@
 Nothing in a record names the machine or its folders.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -6,8 +6,6 @@ The pages are written by hand; a table there is found by its first line, a sente
 and what the records say takes its place.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping

@@ -10,8 +10,6 @@ gives back at once (glibc, ``MALLOC_MMAP_THRESHOLD_``). Needs ``.[torch]``, a C+
 Inductor, scipy for the solver ``ilp``, and glibc.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

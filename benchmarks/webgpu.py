@@ -17,8 +17,6 @@ where it stopped; ``--net``, ``--part`` and ``--share`` choose. Parts:
   from npm (``MEMPLAN_NODE_MODULES``), beside the CPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import ctypes

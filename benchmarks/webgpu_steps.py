@@ -6,8 +6,6 @@
 the networks of the sample models, as one step of those takes minutes in software.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

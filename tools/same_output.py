@@ -10,8 +10,6 @@ the fields of ``IGNORED`` are taken out, files as they are. Exit code 0: all the
 differences are listed.
 """
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import json

@@ -7,8 +7,6 @@
 one that does not depend on the clock, so the same program gives the same pages.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import io

@@ -9,8 +9,6 @@ machine: run it where nothing else does. What each page takes as given is in
 ``tests/helpers/page_list.py``.
 """
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import os

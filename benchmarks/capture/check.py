@@ -12,8 +12,6 @@ PyTorch by the check alone, which feeds the draws. Rows of earlier runs stay unl
 anew.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 import warnings

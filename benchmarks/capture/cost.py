@@ -12,8 +12,6 @@ of the process with model and batch, whose own are ``model_bytes``. Rows of an e
 except those of networks that are measured anew.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 import time

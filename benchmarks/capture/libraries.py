@@ -5,8 +5,6 @@ Without a second column the name is the function's. Settings are literals of Pyt
 stands for those of that row. Networks with dropout are made without: every step computes the same.
 """
 
-from __future__ import annotations
-
 from ast import literal_eval
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial

@@ -10,8 +10,6 @@ regions, and with layers, in chunks. Both count CPU seconds of one thread, which
 what else runs on the machine. A rewrite is planned at ``--budget``, if that is given.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

@@ -7,8 +7,6 @@ memory, and the step's own result; a result dies after its last read before its 
 Plain Python from the JSON object on, nothing of memplan.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

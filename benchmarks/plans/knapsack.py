@@ -7,8 +7,6 @@ memory that the cut takes; the others may be recomputed, and the cut is made ane
 boundary between forward and backward only, never the peak.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import ClassVar

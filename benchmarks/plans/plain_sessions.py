@@ -7,8 +7,6 @@ the way from the certified floor to what the original needs in the first run of 
     python -m benchmarks.plans.plain_sessions MODEL... --share 80% --share 60% --json results.json
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 import time

@@ -11,8 +11,6 @@ assumption says that it may be.
 A model that cannot be analyzed or run here stays in the record with the reason.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -7,8 +7,6 @@ in the units of the files.
         --seconds 10 --json results.json
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Iterator, Sequence

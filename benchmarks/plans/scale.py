@@ -8,8 +8,6 @@ Tanh: forward, loss, backward, and the update of every weight with momentum, so 
 many outputs, parameters and modules as layers.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -9,8 +9,6 @@ written as a model in memory and simulated by code that knows nothing of the pla
         --budget 30% --seconds 10 --json results.json
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

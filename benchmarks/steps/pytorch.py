@@ -17,8 +17,6 @@ Needs torch and, for ``torch.compile``, a C++ compiler. In a record that is ther
 not asked for keep their rows.
 """
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import json
@@ -31,7 +29,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from benchmarks.record import Row, arguments, run
 
@@ -62,7 +60,7 @@ class Worker:
         self._losses: list[float] = []
         self.row |= self._answer()
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -128,7 +126,7 @@ def compared(name: str, options: argparse.Namespace, folder: Path) -> list[Row]:
     kinds = ["eager", "checkpoint", *(f"compile {budget:g}" for budget in options.compile)]
     with ExitStack() as stack:
 
-        def started(who: str, *arguments: str, **facts: Any) -> Worker:
+        def started(who: str, *arguments: str, **facts: Any) -> Self:
             worker = stack.enter_context(Worker(who, *arguments, model=name, **facts))
             worker.steps(3, counts=False)
             told = worker.row.get("failed") or f"{worker.growth() / 1e6:.0f} MB"

@@ -8,8 +8,6 @@ and losses; the first line of all tells what it took to get ready. At the end of
 far the resident set grew over all steps.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

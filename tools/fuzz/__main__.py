@@ -8,8 +8,6 @@ seconds or 1 GB. An item is known by seed and number, and ``--only N`` runs one 
 ``--seconds`` no item is begun. For several processors start several, with other seeds.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import itertools

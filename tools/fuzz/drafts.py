@@ -5,8 +5,6 @@ some of them together: what a test feeds is a new input of the graph, alone or a
 what was computed before, sometimes behind a transposition, and sometimes one tensor is read twice.
 """
 
-from __future__ import annotations
-
 import random
 import warnings
 from collections.abc import Mapping, Sequence

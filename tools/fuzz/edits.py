@@ -5,8 +5,6 @@ exact arithmetic: another kernel, another order of additions, a copy. An edit sa
 did; one that finds nothing to work on raises one of :data:`IMPOSSIBLE`.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """How an item of a run ended, and how a call of the program does."""
 
-from __future__ import annotations
-
 import sys
 import traceback
 from collections.abc import Mapping, Sequence

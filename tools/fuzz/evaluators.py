@@ -1,7 +1,5 @@
 """Models run in float64, by ONNX Runtime or, where it has no kernel, by ``onnx.reference``."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any

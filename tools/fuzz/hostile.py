@@ -1,7 +1,5 @@
 """Damaged and odd models through five commands."""
 
-from __future__ import annotations
-
 import random
 import tempfile
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """Rewrites of a random training graph at ten budgets: no plan is a bug, and what is said to work is
 written."""
 
-from __future__ import annotations
-
 import random
 import re
 from pathlib import Path

@@ -8,8 +8,6 @@ over the old ones, says :mod:`memplan.equivalence.in_place`, the edited file giv
 with both apart.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping

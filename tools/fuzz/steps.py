@@ -6,8 +6,6 @@ state in place), with a loss and an optimizer; and the random graphs of :mod:`dr
 ``«a|b»`` in a text one is drawn, of ``«n=a|b»`` too, and ``«n»`` is the same one again.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from contextlib import suppress

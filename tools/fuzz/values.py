@@ -6,8 +6,6 @@ Forward and training graph are evaluated by ONNX Runtime's float64 kernels, or b
 where it has none (tests/helpers/float64_ops.py has operators that it gets wrong).
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Mapping, Sequence

@@ -9,8 +9,6 @@ with the tests of its file first, then the quick ones of its room, or with ``--t
 code 1: one survived, or could not be tried.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import os

@@ -5,8 +5,6 @@
 A case that kills its child process is reported, and the rest carries on in a new child.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -11,8 +11,6 @@ out. Elements are repeated until the tensor is full; ``0..9`` and ``0..8:2`` cou
 With ``T=int64,bool`` the row is one case for each of these types, which stand where ``T`` does.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

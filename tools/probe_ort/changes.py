@@ -8,8 +8,6 @@ CPU kernels, and over the stub of ``tests/gpu`` what CUDA kernels take and which
 is told per operator, line by line. Takes minutes and needs a C compiler on Linux.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

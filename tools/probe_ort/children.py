@@ -1,7 +1,5 @@
 """Cases in child processes: one that ends its process is told, and the rest carries on."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -8,8 +8,6 @@ Every case of the catalogue runs on the real provider with an allocator that cou
 cuDNN are not there: what they would take is not seen, and convolutions do not run.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

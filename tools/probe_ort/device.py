@@ -8,8 +8,6 @@ the host are seen in what a session makes of a one-op model: a kernel that wants
 a MemcpyToHost in front of it, and what reads an output that lies there is moved to the CPU.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections import defaultdict

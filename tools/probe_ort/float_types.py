@@ -9,8 +9,6 @@ operator fails, the values of its attributes tell which: a row is ``[attribute, 
 ``["", "", when]`` where all cases fail.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections import defaultdict

@@ -11,8 +11,6 @@ block that is released in the window of output k's reader is output k's buffer. 
 one of the input copies, output k lives in that input's buffer.
 """
 
-from __future__ import annotations
-
 import tempfile
 import zlib
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """Compiling and reading the allocation-trace shim (memshim.c)."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

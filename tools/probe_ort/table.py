@@ -9,8 +9,6 @@
   where they differ
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 

@@ -8,8 +8,6 @@ catalogue is run there and on the CPU: one that fails, or whose result differs, 
 sets it apart from those that do not. A case that ends the process is skipped by the next one.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import os

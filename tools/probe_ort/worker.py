@@ -1,7 +1,5 @@
 """What a child does with one case: the runs that separate alias, in-place and scratch."""
 
-from __future__ import annotations
-
 import numpy as np
 from cases import Case, In, specs
 from measure import ProbeError, has_kernel, read

@@ -70,11 +70,12 @@ def _settings(found: Declared) -> dict[str, Any]:
     said, many = found.option, tuple[str, ...] in found.kinds
     whole, number = int in found.kinds, float in found.kinds
     text = str in found.kinds and not said.choices
-    default = None if found.default is MISSING else found.default
-    if not isinstance(default, str | int | float | tuple | None):
+    default = found.default
+    if not isinstance(default, str | int | float | tuple):
         default = None  # of a size: left out
     settings: dict[str, Any] = {
-        "default": default,
+        # To click 8.3 and newer None is a value, with which nothing is missing.
+        **({} if found.default is MISSING else {"default": default}),
         "show_default": bool(default or whole) and not said.unset,
         "required": found.default is MISSING,
         "multiple": many,

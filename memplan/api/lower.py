@@ -191,7 +191,7 @@ def lower_model(
     _order(result.graph, asked, sink)
     outcome = None
     if check and request is None:
-        outcome = skipped("it has no gradients of a loss")
+        outcome = skipped("no gradients were made")
     elif check and request is not None:
         outcome = checked(flat, result, request, sink, path, {})
     fed = tuple(str(seed) for seed in request.grad_ys) if request is not None else ()
@@ -286,5 +286,5 @@ def _notes(asked: Differentiation, fed: tuple[str, ...], statistics: Statistics)
             "differentiated does not depend on it"
         )
     if asked.request is None:
-        yield "this graph has no gradients: it is a forward graph"
+        yield "no gradients of onnxruntime-training in this graph: none are made"
     yield from statistics.notes

@@ -42,7 +42,8 @@ class Table:
 
     ``columns`` are pairs of heading and kind. Where there is not enough room, a ``name`` is
     shortened in the middle and a ``phrase`` at its end, ``text`` wraps between words, and a
-    ``number``, which is aligned to the right, stays whole.
+    ``number``, which is aligned to the right, stays whole. Where that is not enough for all to be
+    read, phrases are left out, the last column first.
     """
 
     def __init__(self, title: str, *columns: tuple[str, str]) -> None:
@@ -70,7 +71,10 @@ class Table:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield line(self._title, "bold")
-        yield self._table
+        table, phrases = self._table, [k for k, kind in enumerate(self._kinds) if kind == "phrase"]
+        while phrases and table.__rich_measure__(console, options).minimum > options.max_width:
+            del table.columns[phrases[-1]], self._kinds[phrases.pop()]
+        yield table
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,10 +170,9 @@ def test_a_traceback_is_shown_on_demand(flag: str, expected: bool, inside: Mempl
             "rewrite m.onnx --budget 80% --effort 3 --time-limit 2",
             "error: --effort counts rounds of the search, --time-limit its",
         ),
-        (
-            "rewrite m.onnx --plan p.json --dim N=2",
-            "error: --dim is decided by the plan",
-        ),
+        ("rewrite m.onnx --plan p.json --dim N=2", "error: --dim is decided by the plan"),
+        ("rewrite m.onnx -o fits.onnx", "error: Missing option '--budget'"),
+        ("grad m.onnx -o step.onnx", "error: Missing option '--loss'"),
         ("capture train.py:f -o -", "error: capture cannot write to stdout"),
     ],
 )

@@ -12,6 +12,7 @@ from memplan.report.parts import Curve
 from memplan.report.tell.analysis import tell_analysis
 from memplan.report.terminal.blocks import Blocks, drawn
 from memplan.report.terminal.render import render
+from memplan.report.terminal.tables import Table
 
 RISING = Curve("old", np.arange(1, 801, dtype=np.int64) << 20, 400)
 HALF = Curve("new", np.arange(1, 801, dtype=np.int64) << 19, None)
@@ -52,6 +53,13 @@ def test_the_peak_of_a_column_is_never_lost() -> None:
 @pytest.mark.parametrize("given", [{"terminal": False}, {"width": 50}, {"legacy": True}])
 def test_nothing_where_it_cannot_be_shown(given: dict[str, object]) -> None:
     assert "┤" not in text_of(Blocks(RISING), **given)  # type: ignore[arg-type]
+
+
+def test_a_phrase_is_left_out_where_no_column_could_be_read() -> None:
+    table = Table("t", ("tensor", "name"), ("size", "number"), ("held by", "phrase"))
+    table.row("blocks.0.attn", "8.00 MiB", "MatMul node")
+    assert "MatMul node" in text_of(table, 40)
+    assert text_of(table, 25).splitlines()[-1].split() == ["blocks.0.attn", "8.00", "MiB"]
 
 
 def test_an_analysis_shows_it() -> None:

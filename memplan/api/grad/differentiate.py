@@ -35,7 +35,7 @@ from memplan.options import GradOptions
 from memplan.proto.edit import copied, drop_named
 from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.proto.paths import as_output
-from memplan.proto.read import read_model
+from memplan.proto.read import check_structure, read_model
 from memplan.proto.weights import NO_WEIGHTS, plan_weights, write_with_weights
 from memplan.proto.write import check_target, write_model
 from memplan.shapes.tensor_type import UNKNOWN, TensorType
@@ -71,7 +71,11 @@ def gradients(
         UsageError: a name is not in the graph, or not a float tensor.
     """
     path = shown_path(model)
-    flat = flat_checked(opened(model if isinstance(model, onnx.ModelProto) else read_model(path)))
+    if isinstance(model, onnx.ModelProto):
+        check_structure(model, path)
+    else:
+        model = read_model(path)
+    flat = flat_checked(opened(model))
     seeds = grad_ys if isinstance(grad_ys, list | tuple) else (grad_ys,)
     request = Request(_names(ys), _names(xs), () if grad_ys is None else tuple(seeds))
     sink = GradientSink()

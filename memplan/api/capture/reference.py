@@ -49,6 +49,7 @@ class Reference:
         self.reading = reading
         self.eager = Eager(reading.prepared, reading.state)
         self._after_first = reading.state
+        self._typical = 0.0
         self.why_not_exact = ""
 
     def require_room(self, peak_bytes: int) -> None:
@@ -177,7 +178,10 @@ class Reference:
     def _beside_exact(self, outcome: EagerStep, number: int, values: Mapping[str, Any]) -> Taken:
         exact = self._exact(number, values)
         right = None if exact is None else exact.values
-        return Taken(outcome, exact, Tolerance(outcome.values, right, self.reading.narrowest))
+        tolerance = Tolerance(outcome.values, right, self.reading.narrowest)
+        # A step is one sample of how much the network makes of rounding: the largest one counts.
+        tolerance.typical = self._typical = max(self._typical, tolerance.typical)
+        return Taken(outcome, exact, tolerance)
 
     def _exact(self, number: int, values: Mapping[str, Any]) -> EagerStep | None:
         """The step in float64, unless it does not run so or there is no room for it."""

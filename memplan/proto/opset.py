@@ -8,6 +8,9 @@ from memplan.errors import UsageError
 from memplan.proto import native
 from memplan.proto.nodes import is_standard
 
+OPSET = 20
+"""That of graphs that are made here: the oldest with Gelu, and with all that gradients need."""
+
 
 def default_opset(model: onnx.ModelProto) -> int:
     """The opset of ONNX's own operators."""

@@ -21,6 +21,7 @@ from torch.export.graph_signature import (
 )
 
 from memplan.errors import MemplanError, UsageError
+from memplan.proto.opset import OPSET
 from memplan.pytorch.aten_forms import aten_forms
 from memplan.pytorch.prepared_step import ASSIGNED, PreparedStep, first_names, user_name
 from memplan.pytorch.tidy import INTEGER_SEEDS, RANDOM
@@ -29,7 +30,6 @@ from memplan.pytorch.torch_internals import internal, replaced
 from memplan.pytorch.trace import quiet
 
 aten = torch.ops.aten
-OPSET = 20
 _WRITTEN_OUT = {
     aten.grid_sampler.default,
     aten.grid_sampler_2d.default,

@@ -15,13 +15,11 @@ from memplan.errors import ModelError
 from memplan.proto import native
 from memplan.proto.bare import without_weights
 from memplan.proto.edit import copied, replace_nodes
-from memplan.proto.nodes import domain_of, names_read
-from memplan.proto.opset import allow_initializers, default_opset
+from memplan.proto.nodes import domain_of, names_read, subgraphs
+from memplan.proto.opset import OPSET, allow_initializers, default_opset
 from memplan.shapes.one_node import schema_of
 
 MICROSOFT, ATEN = "com.microsoft", "org.pytorch.aten"
-OPSET = 20
-"""What such files have at least: the oldest with Gelu, and with all that gradients need."""
 _IR_VERSION = 9  # of that opset
 _TRAINING_MODE = 14
 """The first opset in which a BatchNormalization says whether it trains."""
@@ -67,11 +65,10 @@ def at_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     graph = result.graph
     keep_domains(result, {domain_of(node) for node in graph.node})
     if before < OPSET:
-        told = {node.output[0]: list(node.metadata_props) for node in graph.node}
         training = _in_training(graph) if before < _TRAINING_MODE else set()
         converted = _converted(without_weights(result, statements=True))
-        for node in converted.graph.node:  # the converter leaves out what is said of nodes
-            node.metadata_props.extend(told.get(node.output[0], ()))
+        _tell(converted.graph, graph)
+        for node in converted.graph.node:
             if node.output[0] in training:
                 node.attribute.add(name="training_mode", type=onnx.AttributeProto.INT, i=1)
         replace_nodes(graph, converted.graph.node)
@@ -82,6 +79,18 @@ def at_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     allow_initializers(result)
     result.ir_version = max(result.ir_version, _IR_VERSION)
     return result
+
+
+def _tell(graph: onnx.GraphProto, before: onnx.GraphProto) -> None:
+    """Say of the nodes of a graph and its bodies what was said before: the converter leaves it
+    out."""
+    known = {node.output[0]: node for node in before.node}
+    for node in graph.node:
+        old = known.get(node.output[0])
+        if old is not None:
+            node.metadata_props.extend(old.metadata_props)
+            for body, own in zip(subgraphs(node), subgraphs(old), strict=True):
+                _tell(body, own)
 
 
 def _in_training(graph: onnx.GraphProto) -> set[str]:

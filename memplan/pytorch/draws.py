@@ -12,6 +12,7 @@ does not specify it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from memplan.proto.fed_draws import NORMAL, UNIFORM
 from memplan.pytorch.torch_internals import internal
 
 _STEPS = 512
+_Given = Mapping[str, Any]
 _Mode: Any = internal("torch.utils._python_dispatch.TorchDispatchMode")
 
 
@@ -80,14 +82,32 @@ class Draws(_Mode):
         if func in _FIRST and args[0].dim():
             return self._first(func, *args, **given)
         tags = getattr(func, "tags", ())  # operators of higher order, as cond, have none
-        if torch.Tag.nondeterministic_seeded not in tags or _draws_nothing(func, args, given):
+        named = _named(func, args, given) if torch.Tag.nondeterministic_seeded in tags else None
+        if named is None or _draws_nothing(named):
             return func(*args, **given)
         name = func.overloadpacket.__name__
-        rule = _RULES.get(name)
-        if rule is None:
+        found = self._computed(name, named)
+        if found is None:
             self.unknown.append(name)
             return func(*args, **given)
-        return rule(self, name, *args, **given)
+        return args[0].copy_(found) if name.endswith("_") else found
+
+    def _computed(self, name: str, given: _Given) -> Any:
+        """What an operator makes of the next draw; None where that is not known."""
+        kind = _WHERE.sub("", name)
+        rule = _RULES.get(_ALSO.get(kind, kind))
+        if rule is None or (kind == "random" and given.get("to") is None):
+            return None
+        family, formula = rule
+        given_tensors = (given.get(key) for key in ("self", "input", "mean", "std"))
+        tensors = [each for each in given_tensors if isinstance(each, Tensor)]
+        if not tensors:
+            usual = torch.int64 if formula is _integers else torch.get_default_dtype()
+            made = formula(self.draw(family, name, given["size"]), given)
+            return made.to(device=given["device"], dtype=given["dtype"] or usual)
+        like, shape = tensors[0], torch.broadcast_shapes(*(each.shape for each in tensors))
+        found = formula(self.draw(family, name, shape, like), given)
+        return found if isinstance(found, tuple) else found.to(given["dtype"] or like.dtype)
 
     def _first(self, func: Any, *args: Any, **given: Any) -> Any:
         """The values and indices that an operator gives, with the lowest index of equals."""
@@ -116,121 +136,71 @@ class Draws(_Mode):
         return found.to(device=like.device, dtype=dtype)
 
 
-def _draws_nothing(func: Any, args: Sequence[Any], options: Mapping[str, Any]) -> bool:
-    """Whether a call of an operator that may draw does not: a dropout of nothing or outside of
-    training, by itself or in a kernel of attention or recurrent layers."""
-    given = {
+def _named(func: Any, args: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """What an operator is given, by the names in its schema, defaults included; that of a type is a
+    number of PyTorch's own, and left open."""
+    found = {
         each.name: args[k] if k < len(args) else options.get(each.name, each.default_value)
         for k, each in enumerate(func._schema.arguments)
     }
+    return {**found, "dtype": options.get("dtype")}
+
+
+def _draws_nothing(given: _Given) -> bool:
+    """Whether a call of an operator that may draw does not: a dropout of nothing or outside of
+    training, by itself or in a kernel of attention or recurrent layers."""
     train = given.get("train", given.get("training"))
     share = given.get("p") if "train" in given else None
     return train is False or given.get("dropout_p", given.get("dropout", share)) == 0.0
 
 
-def _kind(values: Tensor, options: Mapping[str, Any]) -> Tensor:
-    """A made tensor in the type and on the device that were asked for."""
-    dtype = options.get("dtype") or torch.get_default_dtype()
-    return values.to(device=options.get("device"), dtype=dtype)
+def _bernoulli(drawn: Tensor, given: _Given) -> Tensor:
+    return drawn > 1 - given.get("p", given["self"])
 
 
-def _bernoulli(mode: Draws, name: str, x: Tensor, p: Any = None, **_: Any) -> Tensor:
-    return (mode.draw(UNIFORM, name, x.shape, x) > 1 - (x if p is None else p)).to(x.dtype)
+def _uniform(drawn: Tensor, given: _Given) -> Tensor:
+    return drawn * (given["to"] - given["from"]) + given["from"]
 
 
-def _uniform(
-    mode: Draws, name: str, x: Tensor, low: float = 0.0, high: float = 1.0, **_: Any
-) -> Tensor:
-    return mode.draw(UNIFORM, name, x.shape, x) * (high - low) + low
+def _normal(drawn: Tensor, given: _Given) -> Tensor:
+    return drawn * given["std"] + given["mean"]
 
 
-def _normal_functional(
-    mode: Draws, name: str, x: Tensor, mean: float = 0.0, std: float = 1.0, **_: Any
-) -> Tensor:
-    return mode.draw(NORMAL, name, x.shape, x) * std + mean
-
-
-def _normal(mode: Draws, name: str, mean: Any, std: Any = 1.0, *size: Any, **options: Any) -> Any:
-    given = [value for value in (mean, std) if isinstance(value, Tensor)]
-    if not given:
-        return _kind(mode.draw(NORMAL, name, size[0]) * std + mean, options)
-    shape = torch.broadcast_shapes(*(value.shape for value in given))
-    return mode.draw(NORMAL, name, shape, given[0]) * std + mean
-
-
-def _exponential(mode: Draws, name: str, x: Tensor, rate: float = 1.0, **_: Any) -> Tensor:
+def _exponential(drawn: Tensor, given: _Given) -> Tensor:
     # As the reference of torch.exponential has it, which the graph is made of.
-    return -torch.log(mode.draw(UNIFORM, name, x.shape, x)) / rate
+    return -torch.log(drawn) / given["lambd"]
 
 
-def _new(family: str) -> Callable[..., Tensor]:
-    """A tensor of a given size."""
-
-    def rule(mode: Draws, name: str, size: Sequence[int], *_a: Any, **options: Any) -> Tensor:
-        return _kind(mode.draw(family, name, size), options)
-
-    return rule
-
-
-def _like(family: str) -> Callable[..., Tensor]:
-    """A tensor like another."""
-
-    def rule(mode: Draws, name: str, x: Tensor, *_a: Any, **options: Any) -> Tensor:
-        return mode.draw(family, name, x.shape, x).to(options.get("dtype") or x.dtype)
-
-    return rule
-
-
-def _in_place(made: Callable[..., Tensor], *usual: float) -> Callable[..., Tensor]:
-    """What a rule makes, written over its first argument; ``usual`` are the others' defaults."""
-
-    def rule(mode: Draws, name: str, x: Tensor, *given: Any, **options: Any) -> Tensor:
-        others = given if given or options else usual
-        return x.copy_(made(mode, name, x, *others, **options))
-
-    return rule
-
-
-def _native_dropout(mode: Draws, name: str, x: Tensor, p: float, train: bool = True) -> Any:
-    kept = mode.draw(UNIFORM, name, x.shape, x) > p
+def _dropout(drawn: Tensor, given: _Given) -> tuple[Tensor, Tensor]:
+    x, p = given["input"], given["p"]
+    kept = drawn > p
     return kept * x * (1.0 / (1.0 - p) if p < 1 else 0.0), kept
 
 
-def _whole(mode: Draws, name: str, shape: Sequence[int], low: int, high: int) -> Tensor:
-    wide = mode.draw(UNIFORM, name, shape).to(torch.float64)
-    return torch.floor(wide * (high - low) + low)
+def _integers(drawn: Tensor, given: _Given) -> Tensor:
+    low, high = given.get("low", given.get("from")) or 0, given.get("high", given.get("to"))
+    return torch.floor(drawn.to(torch.float64) * (high - low) + low)
 
 
-def _randint(mode: Draws, name: str, *given: Any, **options: Any) -> Tensor:
-    low, high, size = given if len(given) == 3 else (0, *given)
-    return _kind(_whole(mode, name, size, low, high), {"dtype": torch.int64, **options})
+def _same(drawn: Tensor, given: _Given) -> Tensor:
+    return drawn
 
 
-def _randint_like(mode: Draws, name: str, x: Tensor, *bounds: int, **options: Any) -> Tensor:
-    low, high = bounds if len(bounds) == 2 else (0, *bounds)
-    found = _whole(mode, name, x.shape, low, high)
-    return found.to(device=x.device, dtype=options.get("dtype") or x.dtype)
-
-
-_RULES: dict[str, Callable[..., Any]] = {
-    "bernoulli": _bernoulli,
-    "bernoulli_": _in_place(_bernoulli, 0.5),
-    "rand": _new(UNIFORM),
-    "rand_like": _like(UNIFORM),
-    "uniform": _uniform,
-    "uniform_": _in_place(_uniform),
-    "randn": _new(NORMAL),
-    "randn_like": _like(NORMAL),
-    "normal": _normal,
-    "normal_": _in_place(_normal_functional),
-    "normal_functional": _normal_functional,
-    "native_dropout": _native_dropout,
-    "exponential_": _in_place(_exponential),
-    "randint": _randint,
-    "randint_like": _randint_like,
-    "random_": _in_place(_randint_like),
+_RULES: dict[str, tuple[str, Callable[[Tensor, _Given], Any]]] = {
+    "bernoulli": (UNIFORM, _bernoulli),
+    "exponential": (UNIFORM, _exponential),
+    "native_dropout": (UNIFORM, _dropout),
+    "normal": (NORMAL, _normal),
+    "rand": (UNIFORM, _same),
+    "randint": (UNIFORM, _integers),
+    "randn": (NORMAL, _same),
+    "uniform": (UNIFORM, _uniform),
 }
-"""What random operators compute from their draws, by the name of the operator."""
+"""What random operators draw and make of it, by the name of the operator without what says where
+the result goes."""
+_WHERE = re.compile("_like$|_functional$|_$")
+_ALSO = {"random": "randint"}
+"""Other names of theirs."""
 
 
 def _sorted(x: Tensor, dim: int = -1, descending: bool = False) -> Any:

@@ -11,7 +11,8 @@ import hashlib
 import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from types import CellType, FunctionType
+from functools import partial
+from types import CellType
 from typing import Any
 
 import numpy as np
@@ -23,18 +24,6 @@ from memplan.pytorch.values import content
 MISSING: Any = object()
 """In the place of a value that is not there."""
 Keeper = Callable[[], None]
-
-
-def _of(read: Callable[[], list[Any]], write: Callable[[list[Any]], object]) -> Keeper:
-    """Of what is read and written whole."""
-    values = read()
-
-    def put_back() -> None:
-        now = read()
-        if len(now) != len(values) or any(a is not b for a, b in zip(now, values, strict=True)):
-            write(values)
-
-    return put_back
 
 
 def of_container(held: Any) -> Keeper:
@@ -54,19 +43,25 @@ def of_container(held: Any) -> Keeper:
         else:
             (kind.update if kind is set else kind.extend)(held, values)
 
-    return _of(read, write)
+    before = read()
+
+    def put_back() -> None:
+        now = read()
+        if len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
+            write(before)
+
+    return put_back
 
 
 def of_cell(held: CellType) -> Keeper:
     """Of a variable that a closure shares."""
-
-    def write(values: list[Any]) -> None:
-        if values[0] is MISSING:
-            del held.cell_contents
-        else:
-            held.cell_contents = values[0]
-
-    return _of(lambda: [in_cell(held)], write)
+    name = "cell_contents"
+    return of_names(
+        {name: in_cell(held)},
+        lambda _: in_cell(held),
+        partial(setattr, held),
+        partial(delattr, held),
+    )
 
 
 def in_cell(held: CellType) -> Any:
@@ -77,9 +72,10 @@ def in_cell(held: CellType) -> Any:
         return MISSING
 
 
-def of_defaults(held: FunctionType) -> Keeper:
-    """Of the defaults of a function."""
-    return _of(lambda: [held.__defaults__], lambda v: setattr(held, "__defaults__", v[0]))
+def of_attribute(held: Any, name: str) -> Keeper:
+    """Of one attribute: the defaults of a function, whether a tensor requires a gradient."""
+    reads = partial(getattr, held)
+    return of_names({name: reads(name)}, reads, partial(setattr, held), partial(delattr, held))
 
 
 def of_names(
@@ -117,13 +113,6 @@ def of_array(held: np.ndarray[Any, Any]) -> Keeper:
 def digest_of(contents: Any) -> bytes:
     """What tells the bytes of a buffer from others."""
     return hashlib.blake2b(contents, digest_size=16).digest()
-
-
-def of_flag(held: Tensor) -> Keeper:
-    """Of whether a tensor requires a gradient."""
-    return _of(
-        lambda: [held.requires_grad], lambda v: held.requires_grad_(v[0]) if held.is_leaf else None
-    )
 
 
 def of_tensor_hooks(held: Tensor) -> Keeper:

@@ -172,7 +172,7 @@ class StateWalk:
         name = self._known.get(id(value))
         if name is not None:
             self._note(path, ("tensor", name, value.requires_grad))
-            self.keepers.append(keepers.of_flag(value))
+            self.keepers.append(keepers.of_attribute(value, "requires_grad"))
             self._tensor_hooks(path, value)
         else:
             saved = SavedTensor(value, self._room, self._saved.get(id(value)))
@@ -257,7 +257,7 @@ class StateWalk:
             if held is not MISSING and name != "__class__":
                 where = f"{path}'s closure '{name}'"
                 self._later(where, held, partial(setattr, cell, "cell_contents"))
-        self.keepers.append(keepers.of_defaults(value))
+        self.keepers.append(keepers.of_attribute(value, "__defaults__"))
         defaults = value.__defaults__ or ()
         names = code.co_varnames[: code.co_argcount][-len(defaults) :]
         for name, held in zip(names, defaults, strict=False):

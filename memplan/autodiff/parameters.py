@@ -16,8 +16,7 @@ from memplan.proto.nodes import all_nodes, operator_key
 from memplan.shapes.tensor_type import UNKNOWN, TensorType
 from memplan.units import listed
 
-# Operators and the input slots where weights stand.
-_PLACES: dict[str, frozenset[int]] = {
+PLACES: dict[str, frozenset[int]] = {
     "MatMul": frozenset({1}),
     "Gemm": frozenset({1, 2}),
     "Conv": frozenset({1, 2}),
@@ -33,6 +32,7 @@ _PLACES: dict[str, frozenset[int]] = {
     "GRU": frozenset({1, 2, 3}),
     "LSTM": frozenset({1, 2, 3, 7}),
 }
+"""Operators and the input slots where weights stand."""
 # Constants are weights on either side; graph inputs on the left are rather data.
 _EITHER_SIDE = frozenset({"MatMul", "Gemm"})
 # Shape and type only: what is behind them is still the weight.
@@ -102,7 +102,7 @@ def _placed(graph: onnx.GraphProto) -> set[str]:
         name
         for node in all_nodes(graph.node)
         for slot, name in enumerate(node.input)
-        if slot in _PLACES.get(node.op_type, ())
+        if slot in PLACES.get(node.op_type, ())
     }
     for node in reversed(graph.node):
         if operator_key(node) in _VIEWS and any(name in found for name in node.output):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -51,3 +53,21 @@ def average_of(parameter: str) -> str:
 def averaged_by(name: str) -> str | None:
     """The parameter whose average stands beside the model under this name."""
     return name.removesuffix(_EMA) if name.endswith(_EMA) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Averages:
+    """Which tensors of a step are moving averages of its parameters.
+
+    ``sources`` maps them to the parameters that they follow; None: every trained parameter ``X``
+    has an average ``X.ema``, an input of its own.
+    """
+
+    decay: float
+    sources: Mapping[str, str] | None = None
+
+    def following(self, updated: Iterable[str]) -> Mapping[str, str]:
+        """The parameter that each follows, where some are updated."""
+        if self.sources is not None:
+            return self.sources
+        return {average_of(name): name for name in updated}

@@ -11,19 +11,19 @@ from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 
 from memplan.errors import ModelError, UsageError
-from memplan.pytorch.average import Averages, read_averages
+from memplan.ir.roles import Averages
 from memplan.pytorch.calls import calls_of
 from memplan.pytorch.hidden_state import HiddenState
 from memplan.pytorch.places import lines_of, of_node
 from memplan.pytorch.prepared_step import PreparedStep, prepare, user_name
 from memplan.pytorch.program import ExportedGraph, decomposed, to_onnx
-from memplan.pytorch.scaler import Treatment, read_treatment
 from memplan.pytorch.tidy import tidy
 from memplan.pytorch.torch_checkpoints import regions_of
 from memplan.pytorch.torch_errors import BATCH_NORMS
 from memplan.pytorch.torch_optimizer import OptimizerSettings, read_optimizer
 from memplan.pytorch.torch_step import FROZEN, TorchStep
 from memplan.pytorch.trace import export
+from memplan.pytorch.update_settings import Treatment, read_averages, read_treatment
 from memplan.pytorch.values import content, onnx_type, precision
 from memplan.units import counted
 

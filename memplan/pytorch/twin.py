@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memplan.pytorch.scaler import Treatment
 from memplan.pytorch.torch_optimizer import read_optimizer
+from memplan.pytorch.update_settings import Treatment
 
 
 class Twin:

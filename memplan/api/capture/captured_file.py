@@ -10,17 +10,13 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from memplan.api.capture.captured_weights import (
-    Weight,
-    WeightPlace,
-    choose_place,
-    declare_constants,
-)
+from memplan.api.capture.captured_weights import Weight, WeightPlace, choose_place
 from memplan.api.capture.step_gradients import Trained
 from memplan.api.grad.step_contract import contract_of
 from memplan.autodiff.optimizers.updates import Updates
 from memplan.ir.contract import Contract
 from memplan.ir.roles import Role
+from memplan.proto.edit import drop_named
 from memplan.proto.metadata import get_metadata, set_metadata
 from memplan.proto.nodes import names_read
 from memplan.pytorch.program import ExportedGraph
@@ -90,7 +86,8 @@ def finish(
     place = choose_place(asked, weights, output)
     apart = place is WeightPlace.NONE
     inputs = tuple(name for name in fixed if apart or name in reading.given)
-    declare_constants(trained.model, [*gone, *(name for name in fixed if name not in inputs)])
+    # What no step changes is an initializer alone: a session may fold it.
+    drop_named(graph.input, gone.union(fixed).difference(inputs))
     contract = _contract(exported, trained, inputs)
     set_metadata(trained.model, {**get_metadata(trained.model), **contract.as_metadata()})
     notes = []

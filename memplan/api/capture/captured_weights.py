@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -135,12 +135,3 @@ def _written(weights: Mapping[str, Weight], stream: IO[bytes]) -> dict[str, dict
         stream.write(weight.content())
         found[name] = {"offset": str(offset), "length": str(weight.nbytes)}
     return found
-
-
-def declare_constants(model: onnx.ModelProto, names: Sequence[str]) -> None:
-    """Let inputs that no step changes be initializers alone: a session may fold them."""
-    dropped = set(names)
-    kept = [v for v in model.graph.input if v.name not in dropped]
-    copies = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in kept]
-    del model.graph.input[:]
-    model.graph.input.extend(copies)

@@ -414,13 +414,13 @@ class _Comparison:
 
     def _hold_averages(self, step: int, values: Mapping[str, Array], ran: Ran) -> None:
         """Averages of the weights, beside their formula on what the graph has."""
-        wanted = {}
-        for name in self.averages:
-            assert self.reading.averages is not None
-            source, share = self.reading.averages.followed(name), 1 - self.reading.averages.decay
+        averages, wanted = self.reading.averages, dict[tuple[str, str], Any]()
+        if averages is None:
+            return
+        for name, source in averages.following(self.trained).items():
             given = ran.outputs[self.new[source]] if source in self.new else values[source]
             old = numbers(values[name] if name in values else self.trial.zeros[name])
-            wanted["state", name] = as_tensor(old + share * (numbers(given) - old))
+            wanted["state", name] = as_tensor(old + (1 - averages.decay) * (numbers(given) - old))
         self._hold_new(step, wanted, ran, UpdateTolerance({}, wanted))
 
     def _causes(self, step: int, values: Mapping[str, Array], taken: Taken) -> tuple[str, ...]:

@@ -15,17 +15,16 @@ from memplan.autodiff.counter_dropouts import Counted, CounterDropout, from_coun
 from memplan.autodiff.finished_graph import finished
 from memplan.autodiff.forward.annotate import flat_copy
 from memplan.autodiff.forward.expand import emitter_for
-from memplan.autodiff.optimizers.averages import Following
 from memplan.autodiff.optimizers.formulas import KINDS
 from memplan.autodiff.optimizers.optimizer import Member
 from memplan.autodiff.optimizers.scaling import DynamicScale, LossScale, parse_loss_scale
 from memplan.autodiff.optimizers.updates import Updates
 from memplan.errors import UsageError
+from memplan.ir.roles import Averages
 from memplan.proto.surrogates import without_surrogates
-from memplan.pytorch.average import Averages
-from memplan.pytorch.scaler import Treatment
 from memplan.pytorch.torch_errors import nothing_trained
 from memplan.pytorch.torch_optimizer import Group, OptimizerSettings
+from memplan.pytorch.update_settings import Treatment
 from memplan.shapes.tensor_type import TensorType
 
 Sink = Callable[[Collection[str], Mapping[str, TensorType]], GradientSink]
@@ -86,13 +85,12 @@ def sink_maker(
         UsageError: the scaler has settings with which it does not do what it is for.
     """
     scale = scale_of(treatment)
-    following = None if averages is None else Following(averages.decay, averages.sources)
 
     def made(parameters: Collection[str], types: Mapping[str, TensorType]) -> GradientSink:
         if settings is None:
             return GradientSink()
         members = members_by_group(settings, parameters, treatment)
-        return Updates(members, types, scale=scale, averages=following)
+        return Updates(members, types, scale=scale, averages=averages)
 
     return made
 

@@ -9,18 +9,13 @@ import onnx
 from memplan.autodiff.backward import GradientSink
 from memplan.autodiff.counter_dropouts import Counted
 from memplan.autodiff.optimizers.updates import Updates
+from memplan.autodiff.parameters import PLACES
 from memplan.autodiff.statistics import Statistics
 from memplan.options import GradOptions
 from memplan.units import counted
 
-_OWN_SLOTS = {
-    **dict.fromkeys(("LayerNormalization", "BatchNormalization", "GroupNormalization"), (1, 2)),
-    **dict.fromkeys(("InstanceNormalization", "Conv", "ConvTranspose"), (1, 2)),
-    **dict.fromkeys(("RMSNormalization", "SimplifiedLayerNormalization"), (1,)),
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), (1, 2, 3)),
-    "Gemm": (2,),
-}
-"""Operators, and the slots of weights that hardly any two layers share."""
+_SHARED = {("MatMul", 1), ("Gemm", 1), ("Gather", 0), ("PRelu", 1)}
+"""Operators and slots of weights that several layers may well read, as that of tied embeddings."""
 
 
 def notes_of(
@@ -48,11 +43,12 @@ def _on_sharing(graph: onnx.GraphProto, wrt: Sequence[str]) -> Iterator[str]:
     readers: dict[str, list[str]] = {name: [] for name in wrt}
     products = {name for node in graph.node if node.op_type == "MatMul" for name in node.output}
     for node in graph.node:
-        slots = _OWN_SLOTS.get(node.op_type, ())
+        slots = PLACES.get(node.op_type, frozenset())
         if node.op_type == "Add" and products.intersection(node.input):
-            slots = (0, 1)  # the bias of a linear layer
+            slots = frozenset({0, 1})  # the bias of a linear layer
         for slot in slots:
-            if slot < len(node.input) and node.input[slot] in readers:
+            own = slot < len(node.input) and (node.op_type, slot) not in _SHARED
+            if own and node.input[slot] in readers:
                 readers[node.input[slot]].append(node.op_type)
     shared = {name: ops for name, ops in readers.items() if len(ops) > 1}
     if shared:

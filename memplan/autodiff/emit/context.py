@@ -117,6 +117,11 @@ class Context(Operations):
                 return list(value) if isinstance(default, list) else value  # type: ignore[return-value]
         return default
 
+    @property
+    def epsilon(self) -> float:
+        """What a normalization adds to a variance."""
+        return self.attribute("epsilon", 1e-5)
+
     def has_attribute(self, name: str) -> bool:
         """Whether the node states an attribute."""
         return any(item.name == name for item in self.node.attribute)

@@ -124,7 +124,7 @@ class _Matcher:
                 groups = self.groups(self.source(apart), apart, inner)
                 if groups and self.per_channel((scale, bias), self.source(apart), normal):
                     given = {item.name: item.f for item in self.nodes[inner].attribute}
-                    stated = {"num_groups": groups, "epsilon": given.get("epsilon", 1e-5)}
+                    stated = {**given, "num_groups": groups}
                     inside = {index, product, back, inner, apart}
                     x = self.source(apart)
                     return _Function("GroupNormalization", x, inside, stated, (scale, bias))

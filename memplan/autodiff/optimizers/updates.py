@@ -1,14 +1,14 @@
 """Gradients of one graph → updates of its parameters, each as early as it may be.
 
 An update stands right behind the last node that reads its parameter; that of small vectors, which
-are updated together (:mod:`memplan.autodiff.optimizers.joined`), at the end. But where all
-gradients are clipped to a norm of all of them together, or the loss is scaled and one that is not
-finite skips the step, none can be used before the last one is there: all gradients are held, and
-all updates stand at the end.
+are updated together (:func:`joined_names`), at the end. But where all gradients are clipped to a
+norm of all of them together, or the loss is scaled and one that is not finite skips the step, none
+can be used before the last one is there: all gradients are held, and all updates stand at the end.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -19,8 +19,6 @@ from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.operations import Operations
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.forward.expand import emitter_for
-from memplan.autodiff.optimizers.averages import Following
-from memplan.autodiff.optimizers.joined import VECTORS, joined_names
 from memplan.autodiff.optimizers.optimizer import (
     CLIP_NORM,
     DOUBLE,
@@ -32,11 +30,16 @@ from memplan.autodiff.optimizers.optimizer import (
     update_scope,
 )
 from memplan.autodiff.optimizers.scaling import LossScale, ScaledGradients
-from memplan.ir.roles import FOUND_INF, LOSS_SCALE, Role
+from memplan.ir.roles import EMA_DECAY, FOUND_INF, LOSS_SCALE, Averages, Role
 from memplan.shapes.tensor_type import TensorType, value_info
 
 _EPSILON = 1e-6
 """``torch.nn.utils.clip_grad_norm_`` adds it to the norm that it divides by."""
+VECTORS = "vectors"
+"""What the nodes of a joined update are named after."""
+_MOST_ELEMENTS = 4096
+_FEWEST = 4
+"""Of AdamW, joining and cutting take seven nodes, and gradients wait."""
 
 
 def members_of(optimizer: Optimizer, parameters: Sequence[str]) -> dict[str, Member]:
@@ -49,6 +52,46 @@ def members_of(optimizer: Optimizer, parameters: Sequence[str]) -> dict[str, Mem
     return {name: Member(optimizer, decays=name not in fixed) for name in parameters}
 
 
+def joined_names(
+    members: Mapping[str, Member], types: Mapping[str, TensorType]
+) -> dict[str, tuple[str, ...]]:
+    """The parameters that are updated together, by each of them: small vectors of one layer.
+
+    AdamW makes thirteen nodes for every parameter, SGD with momentum four. Most parameters of a
+    network are vectors of a few hundred elements, for which a node's arithmetic is nothing and its
+    launch everything. So their gradients wait for each other, values and states are joined end to
+    end, and what comes out is cut into new values again: element by element the same arithmetic.
+
+    Only those of one layer wait for each other. Joined across layers, the new value of one vector
+    (``rewrite --wrt``) would need the backward pass of all of them.
+    """
+    small = [name for name, member in members.items() if _is_small(member, types[name])]
+    kinds = {name: (members[name], types[name].dtype) for name in small}
+    sizes = Counter((kinds[name], layer) for name in small for layer in _layers(name))
+    alike: dict[object, list[str]] = {}
+    for name in small:
+        layers = (layer for layer in _layers(name) if sizes[kinds[name], layer] >= _FEWEST)
+        if (layer := next(layers, None)) is not None:
+            alike.setdefault((kinds[name], layer), []).append(name)
+    groups = [tuple(names) for names in alike.values() if len(names) >= _FEWEST]
+    return {name: group for group in groups for name in group}
+
+
+def _is_small(member: Member, of: TensorType) -> bool:
+    """Whether a parameter is a vector that is updated element by element, and short."""
+    if not member.optimizer.by_element or of.shape is None or len(of.shape) != 1:
+        return False
+    return isinstance(of.shape[0], int) and 0 < of.shape[0] <= _MOST_ELEMENTS
+
+
+def _layers(name: str) -> list[str]:
+    """``stages.2.blocks.7`` and ``stages.2`` of ``stages.2.blocks.7.norm.bias``; a name without an
+    index tells no layer."""
+    parts = name.split(".")
+    ends = [k for k, part in enumerate(parts[:-1], start=1) if part.isdecimal()]
+    return [".".join(parts[:end]) for end in reversed(ends)]
+
+
 class Updates(ScaledGradients):
     """Makes the updates of one graph."""
 
@@ -59,7 +102,7 @@ class Updates(ScaledGradients):
         *,
         scaled: bool = False,
         scale: LossScale | None = None,
-        averages: Following | None = None,
+        averages: Averages | None = None,
     ) -> None:
         """Prepare for one graph.
 
@@ -88,7 +131,7 @@ class Updates(ScaledGradients):
 
     def roles(self) -> Mapping[str, Role]:
         """Of hyperparameters, optimizer state, step counters and averages."""
-        averages = () if self.averages is None else self.averages.names(self.members)
+        averages = () if self.averages is None else self.averages.following(self.members)
         return {**super().roles(), **dict.fromkeys(averages, Role.AVERAGE)}
 
     def take(self, emitter: Emitter, name: str, grad: Value) -> Mapping[str, Value]:
@@ -126,8 +169,7 @@ class Updates(ScaledGradients):
                 found = scaling.next_values(emitter, found_inf)
             outputs |= self._named(emitter, found)
         if self.averages is not None:
-            found = self.averages.next_values(emitter, self.inputs, self.latest)
-            outputs |= self._named(emitter, found)
+            outputs |= self._named(emitter, self._averaged(emitter, self.averages))
         return outputs
 
     def _unscaled(self, emitter: Emitter, name: str, grad: Value) -> Value:
@@ -160,6 +202,21 @@ class Updates(ScaledGradients):
         renewed = build.new_values()
         self.latest |= {name: new for name, new in renewed.items() if name in self.members}
         return self._named(emitter, renewed)
+
+    def _averaged(self, emitter: Emitter, averages: Averages) -> dict[str, Value]:
+        """The next values of averages, as ``torch.optim.swa_utils.get_ema_multi_avg_fn`` has them:
+        ``average + (1 - decay) · (weight - average)``, by arithmetic on the old one, index by
+        index. 1 - decay is taken in float64, as float32 has three digits of it."""
+        decay = self.inputs.number(emitter, EMA_DECAY, averages.decay, DOUBLE)
+        found: dict[str, Value] = {}
+        for name, source in averages.following(self.latest).items():
+            with emitter.scope(update_scope(name)):
+                new = self.latest[source] if source in self.latest else emitter.tensor(source)
+                known = name in emitter.types
+                old = emitter.tensor(name) if known else emitter.input(name, new.type)
+                apart = new - old
+                found[name] = old + apart * Operations(emitter).cast(1 - decay, new.dtype)
+        return found
 
     def _named(self, emitter: Emitter, found: Mapping[str, Value]) -> dict[str, Value]:
         outputs = {}

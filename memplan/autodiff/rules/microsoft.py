@@ -14,10 +14,10 @@ from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.gradient_registry import expansion
 from memplan.autodiff.emit.value import Value
 from memplan.autodiff.forward.convert import ATEN, MICROSOFT
-from memplan.autodiff.rules.layer_norm import wide
+from memplan.autodiff.rules.norms import wide
 from memplan.errors import ModelError
 
-_EPSILON, _MOMENTUM, _QUICK = 1e-5, 0.9, 1.702
+_MOMENTUM, _QUICK = 0.9, 1.702
 _microsoft = partial(expansion, domain=MICROSOFT, everywhere=True)
 Values = Sequence[Value | None]
 
@@ -159,7 +159,7 @@ def simplified_layer_norm(ctx: Context) -> Values:
     numbers = wide(ctx, x)
     axes = range(ctx.axis(-1, x.rank), x.rank)
     square = ctx.reduce("ReduceMean", numbers * numbers, axes)
-    root = ctx.op("Sqrt", square + ctx.attribute("epsilon", _EPSILON))
+    root = ctx.op("Sqrt", square + ctx.epsilon)
     inverse = ctx.op("Reciprocal", root)
     return [ctx.cast(numbers * inverse, scale.dtype) * scale, inverse]
 
@@ -172,7 +172,7 @@ def batch_norm(ctx: Context) -> Values:
         *ctx.tensors[:5],
         outputs=3,
         training_mode=1,
-        epsilon=ctx.attribute("epsilon", _EPSILON),
+        epsilon=ctx.epsilon,
         momentum=ctx.attribute("momentum", _MOMENTUM),
     )
 

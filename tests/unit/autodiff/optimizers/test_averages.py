@@ -10,12 +10,11 @@ import pytest
 
 import memplan
 from helpers.graphs import parse
-from memplan.autodiff.optimizers.averages import Following
 from memplan.autodiff.optimizers.formulas import parse_optimizer
 from memplan.autodiff.optimizers.scaling import parse_loss_scale
 from memplan.autodiff.optimizers.updates import Updates, members_of
 from memplan.ir.contract import Contract
-from memplan.ir.roles import Role
+from memplan.ir.roles import Averages, Role
 from memplan.proto.metadata import set_metadata
 
 pytest.importorskip("torch")
@@ -28,7 +27,7 @@ NET = """g ({kind}[4, 3] x, {kind}[3, 2] w, {kind}[3, 2] slow) => ({kind} loss) 
     loss = ReduceMean<keepdims = 0>(q) }}"""
 
 
-def step(follow: Following, kind: str = "float", scale: str = "none") -> onnx.ModelProto:
+def step(follow: Averages, kind: str = "float", scale: str = "none") -> onnx.ModelProto:
     """A step that trains w towards slow, which an average may renew."""
 
     def sink(parameters: Any, types: Any) -> Updates:
@@ -59,7 +58,7 @@ def gradient(x: Any, w: Any, slow: Any) -> Any:
 @pytest.mark.parametrize("inside", [False, True])
 def test_it_is_the_formula(kind: str, close: float, inside: bool) -> None:
     dtype = np.float32 if kind == "float" else np.float64
-    model = step(Following(0.9999, {"slow": "w"} if inside else None), kind)
+    model = step(Averages(0.9999, {"slow": "w"} if inside else None), kind)
     first = values(dtype)
     trainer = memplan.Trainer(model, first)
     assert all(binding.in_place for binding in trainer.bindings)
@@ -82,14 +81,14 @@ def test_it_is_the_formula(kind: str, close: float, inside: bool) -> None:
 
 
 def test_an_average_begins_at_its_parameter_or_where_it_is_told() -> None:
-    model, given = step(Following(0.5)), values()
+    model, given = step(Averages(0.5)), values()
     assert (memplan.Trainer(model, given).state_dict()["w.ema"] == given["w"]).all()
     told = memplan.Trainer(model, {**given, "w.ema": given["slow"]})
     assert (told.state_dict()["w.ema"] == given["slow"]).all()
 
 
 def test_after_a_skipped_step_it_moves_towards_the_old_weight() -> None:
-    model = step(Following(0.5), scale="dynamic{init_scale=1e38}")
+    model = step(Averages(0.5), scale="dynamic{init_scale=1e38}")
     given = values()
     trainer = memplan.Trainer(model, {**given, "w.ema": np.zeros((3, 2), np.float32)})
     trainer.step(x=np.full((4, 3), 100, np.float32))

@@ -13,7 +13,7 @@ from helpers.gradients import draw, runtime
 from helpers.graphs import open_text, parse
 from memplan.api.grad.differentiate import grad
 from memplan.api.grad.training_graph import GradOptions, TrainingGraph
-from memplan.autodiff.optimizers import joined
+from memplan.autodiff.optimizers import updates
 from memplan.autodiff.optimizers.formulas import KINDS
 from memplan.autodiff.optimizers.optimizer import Member
 from memplan.equivalence.in_place import unsafe_pairs
@@ -79,7 +79,7 @@ def test_joined_updates_give_the_same_bits(
     optimizer: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together = trained(optimizer, **options)
-    monkeypatch.setattr(joined, "_FEWEST", 100)
+    monkeypatch.setattr(updates, "_FEWEST", 100)
     alone = trained(optimizer, **options)
     found, wanted = (runtime(graph.model, fed(graph.model)) for graph in (together, alone))
     assert found.keys() == wanted.keys()
@@ -98,7 +98,7 @@ def test_only_what_is_small_and_alike_is_joined(monkeypatch: pytest.MonkeyPatch)
     )  # two groups, of two and three
     assert kinds(trained("radam").model)["Split"] == 0
     assert kinds(trained("nadam").model)["Split"] == 0
-    monkeypatch.setattr(joined, "_MOST_ELEMENTS", 7)
+    monkeypatch.setattr(updates, "_MOST_ELEMENTS", 7)
     assert kinds(trained("adamw").model)["Split"] == 0
 
 
@@ -109,7 +109,7 @@ def test_layers_do_not_wait_for_each_other() -> None:
     names += ["stages.0.down.weight", "norm.weight", "norm.bias", "head.bias", "cls"]
     member = Member(KINDS["adamw"]())
     types = dict.fromkeys(names, TensorType(onnx.TensorProto.FLOAT, (8,)))
-    found = joined.joined_names(dict.fromkeys(names, member), types)
+    found = updates.joined_names(dict.fromkeys(names, member), types)
     groups = set(found.values())
     assert groups == {tuple(names[k : k + 4]) for k in range(0, 16, 4)}
 

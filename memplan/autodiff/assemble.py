@@ -62,7 +62,7 @@ def append(model: onnx.ModelProto, emitter: Emitter, outputs: Mapping[str, Value
     for node in emitter.nodes:
         rename_reads(node, renamed)
         node.output[:] = [renamed.get(name, name) for name in node.output]
-    replace_nodes(graph, _placed(graph, emitter))
+    replace_nodes(graph, [*emitter.placed(graph.node), *emitter.nodes])
     graph.initializer.extend(emitter.initializers.values())
     _declare(graph, emitter, renamed)
 
@@ -86,15 +86,8 @@ def _live(
 ) -> list[onnx.NodeProto]:
     """All forward nodes, and the new ones whose results somebody reads, in order."""
     original = {node.name for node in graph.node}
-    return live_nodes(_placed(graph, emitter), wanted, lambda node: node.name in original)
-
-
-def _placed(graph: onnx.GraphProto, emitter: Emitter) -> list[onnx.NodeProto]:
-    """All nodes of a graph and all new ones, in order."""
-    order = list(emitter.behind.get("", []))
-    for node in graph.node:
-        order += [node, *emitter.behind.get(node.name, [])]
-    return order + emitter.nodes
+    placed = [*emitter.placed(graph.node), *emitter.nodes]
+    return live_nodes(placed, wanted, lambda node: node.name in original)
 
 
 def _drop_unread(node: onnx.NodeProto, emitter: Emitter, read: Collection[str]) -> None:

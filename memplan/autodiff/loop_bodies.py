@@ -65,9 +65,7 @@ def restored(model: onnx.ModelProto, graph: onnx.GraphProto, emitter: Emitter) -
     What rules placed behind forward nodes comes along; what is captured stays captured.
     """
     captured = set(free_names(graph))
-    nodes = list(emitter.behind.get("", []))
-    for node in model.graph.node:
-        nodes += [node, *emitter.behind.get(node.name, [])]
+    nodes = emitter.placed(model.graph.node)
     read = names_read(nodes)
     known = {tensor.name for tensor in model.graph.initializer}
     constants = [tensor for tensor in model.graph.initializer if tensor.name not in captured]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import onnx
 
-from memplan.proto.nodes import subgraphs
+from memplan.proto.nodes import all_nodes, subgraphs
 
 
 class NameAuthority:
@@ -41,3 +41,8 @@ def defined_names(graph: onnx.GraphProto, *, bodies: bool = True) -> Iterator[st
         yield from node.output
         for body in subgraphs(node) if bodies else ():
             yield from defined_names(body)
+
+
+def names_in_use(graph: onnx.GraphProto) -> set[str]:
+    """What a graph and its bodies call tensors and nodes."""
+    return {*defined_names(graph), *(node.name for node in all_nodes(graph.node))}

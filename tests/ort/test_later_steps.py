@@ -149,7 +149,7 @@ def stepping(change: str, factor: str) -> Any:
 
 def changed(make: Make) -> str:
     """What three steps have changed, as a refusal names it."""
-    from memplan.api.capture.later_steps import quoted
+    from memplan.api.capture.reference import quoted
     from memplan.pytorch.hidden_state import HiddenState
     from memplan.pytorch.prepared_step import prepare
 

@@ -219,10 +219,10 @@ def _checked(reading: Reading, wanted: _Wanted, say: Progress) -> _Built:
 
 def _kept_beside(reference: Reference, hint: str) -> str:
     """A hint for a step that cannot be captured, with what it changes in Python."""
-    from memplan.api.capture.later_steps import CAUSE, quoted
+    from memplan.api.capture.reference import CAUSE, quoted
 
     try:
-        changed = reference.reading.state.changed(reference.after_first)
+        changed = reference.changed
     except Exception:  # PyTorch does not take it either
         return hint
     return f"{hint}; steps change {quoted(changed)}: {CAUSE}" if changed else hint

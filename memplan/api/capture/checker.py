@@ -10,7 +10,7 @@
    the graph's. So differences neither add up from step to step nor hide behind each other (a
    gradient of 0 ± rounding is ± a whole step of Adam).
 4. With the graph's new values the same is done again, with new draws and another batch: once, or
-   five times where steps change what they keep in Python (:mod:`memplan.api.capture.later_steps`).
+   five times where steps change what they keep in Python (:mod:`memplan.api.capture.reference`).
 5. Of a scaled loss, a gradient of each optimizer is made infinite in turn, and a step without that
    follows: what is skipped, the scale and the counters must be as PyTorch's own scaler has them.
 """
@@ -37,8 +37,7 @@ from memplan.api.capture.compare_steps import (
     compare,
 )
 from memplan.api.capture.doubts import Doubts
-from memplan.api.capture.later_steps import CAUSE, LATER, LaterSteps
-from memplan.api.capture.reference import Reference, Taken
+from memplan.api.capture.reference import CAUSE, LATER, Reference, Taken
 from memplan.api.capture.step_gradients import Trained, scale_of
 from memplan.api.capture.trial import CannotRunError, Ran, Trial
 from memplan.autodiff.optimizers.scaling import LossScale
@@ -98,7 +97,6 @@ class _Comparison:
         self.granted: list[Difference] = []
         self.causes: tuple[str, ...] = ()
         self.doubts = Doubts(reference, self._ran, self._sides)
-        self.later = LaterSteps(reference)
         self.renewed_twice: tuple[str, ...] = ()
 
     def run(self) -> Check:
@@ -116,8 +114,8 @@ class _Comparison:
         if not lost and reference.unsteady:
             lost = f"{reference.unsteady} is another each time that the same step is run"
             cause = "what it reads outside of PyTorch and Python's objects is lost in a graph"
-            if self.later.changed:  # and cannot be put back: an iterator
-                lost, cause = self.later.with_names(lost), CAUSE
+            if self.reference.changed:  # and cannot be put back: an iterator
+                lost, cause = self.reference.with_names(lost), CAUSE
         if lost:
             self.found.differences.append(Difference("draws", lost, float("inf"), 0.0, 1))
             return self._answer(0, causes=(cause,))
@@ -139,7 +137,7 @@ class _Comparison:
             if self.found.differences:
                 return self._answer(step)
             values |= {old: ran.outputs[out] for old, out in self.new.items()}
-            if step >= self.later.most:
+            if step >= self.reference.most:
                 if twin is not None and self.loss_scale is not None:
                     step = self._overflowing(step, twin, values, taken.outcome)
                 if self.found.differences:
@@ -147,15 +145,15 @@ class _Comparison:
                 return self._answered_far_off(step, twin, ran)
             step += 1
             del taken, ran  # as large as the model, each
-            found = self.later.take(step, self._own(values))
+            found = self.reference.take(step, self._own(values))
             if isinstance(found, Difference):
                 self.found.differences.append(found)
                 return self._answer(step, causes=(CAUSE,))
-            taken, values = found, values | self.later.arrays()
+            taken, values = found, values | self.reference.arrays()
 
     def _answered_far_off(self, step: int, twin: Twin | None, ran: Ran) -> Check:
         """The answer, if steps far off are as the first."""
-        far = self.later.ahead()
+        far = self.reference.ahead()
         if far is not None:
             self.found.differences.append(far)
             return self._answer(step, causes=(CAUSE,))
@@ -176,7 +174,7 @@ class _Comparison:
         if not wrong or any(each.kind != "buffer" for each in wrong):
             return None
         try:
-            outcome = self.later.run_once(step, self._own(values))
+            outcome = self.reference.run_once(step, self._own(values))
         except Exception:
             return None
         found = self._held(step, replace(taken, outcome=outcome, exact=None), ran)
@@ -272,7 +270,7 @@ class _Comparison:
                 f"'{self.renewed_twice[0]}': PyTorch runs that again and renews them twice in a "
                 "step, the graph once"
             )
-        return (*texts, *self.later.notes())
+        return (*texts, *self.reference.notes())
 
     def _lost_draws(self, first: EagerStep) -> str:
         """What became of randomness, where it was lost."""
@@ -318,8 +316,8 @@ class _Comparison:
             found.differences = list(judged.differences)
             self.granted += judged.granted
             self.causes = judged.causes
-        if found.differences and step > 1 and self.later.changed:
-            found.differences.insert(0, self.later.blamed(step))
+        if found.differences and step > 1 and self.reference.changed:
+            found.differences.insert(0, self.reference.blamed(step))
         self.ties.update(taken.outcome.ties)
         self.found.join(found)
 

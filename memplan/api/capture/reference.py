@@ -1,26 +1,33 @@
-"""What a captured step is held against: the step as PyTorch takes it."""
+"""What a captured step is held against: steps as PyTorch takes them.
+
+A graph is one function of parameters, buffers, optimizer state and batch. Where PyTorch's step
+reads what an earlier call has changed in Python (:mod:`memplan.pytorch.hidden_state`), it is not.
+Two steps are taken where nothing changed, else six in a row, each but the first on another batch,
+from what the last one has left in Python. Numbers that count are then set ahead, to what they will
+be in steps far off.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
-from memplan.api.capture.capture_check import NotComparableError, Skip
+from memplan.api.capture.capture_check import Difference, NotComparableError, Skip
 from memplan.api.capture.compare_steps import Tolerance, unlike
 from memplan.autodiff.optimizers.scaling import LossScale
 from memplan.errors import ModelError, RuntimeUnavailableError
-from memplan.pytorch.eager import Eager, EagerStep
-from memplan.pytorch.hidden_state import HiddenState
+from memplan.pytorch.eager import Eager, EagerStep, other_batch
+from memplan.pytorch.hidden_state import Counter, counters
 from memplan.pytorch.installed_torch import own_failure
 from memplan.pytorch.reading import Reading
 from memplan.pytorch.torch_errors import ran_out_of_memory, reason_of
 from memplan.pytorch.twin import Twin
+from memplan.pytorch.values import as_array
 from memplan.runtime.room import available_bytes
-from memplan.units import format_bytes
+from memplan.units import format_bytes, listed
 
 _FREE_SHARE = 0.8
 """Of the memory that is free: what a check may need."""
@@ -29,6 +36,16 @@ _STEP_SHARE = 1.5
 _COPIES = 8
 """How often as much as the model is held at once: gradients of two steps, an optimizer with its
 state, new values of the graph."""
+LATER = "later"
+"""The kind of a difference that lies in what is kept from step to step."""
+_FEW, _SEVERAL = 2, 6
+_AHEAD = (10, 100, 1_000, 10_000, 1_000_000)
+"""Steps far off."""
+_NAMED = 4
+CAUSE = (
+    "a graph is the same in every step: what one step hands on to the next belongs in a buffer "
+    "(register_buffer), what follows a schedule in the batch"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +59,18 @@ class Taken:
 
 
 class Reference:
-    """PyTorch's own step; taken when it is asked for, and once for all graphs."""
+    """PyTorch's own steps; nothing is run before it is asked for. ``states`` are what the steps
+    found in Python, the last one what the next will. A step that was taken can be taken again: what
+    it found is there until the next one is."""
 
     def __init__(self, reading: Reading) -> None:
-        """Take note of the step; nothing is run yet."""
+        """Take note of the step."""
         self.reading = reading
         self.eager = Eager(reading.prepared, reading.state)
-        self._after_first = reading.state
-        self._typical = 0.0
+        self.states = [reading.state]
+        self.said: list[str] = []
         self.why_not_exact = ""
+        self._typical = 0.0
 
     def require_room(self, peak_bytes: int) -> None:
         """Check that there is something to compute with, and memory for it. The step in float64
@@ -81,11 +101,12 @@ class Reference:
             ModelError: PyTorch cannot take it.
             NotComparableError: it says nothing, or there is no memory for it.
         """
-        self.eager.go_to(self.reading.state)
+        begun = self.reading.state
+        self.eager.go_to(begun)
         found = self.run(watched=True, advance=True)
-        self._after_first = self.eager.state
-        self.eager.go_to(self.reading.state)
-        if not np.isfinite(found.loss):
+        self.states = [begun, self.eager.state]
+        self.eager.go_to(begun)
+        if not math.isfinite(found.loss):
             raise NotComparableError(
                 Skip.LOSS, f"PyTorch's own loss is {found.loss} on the example batch"
             )
@@ -138,12 +159,6 @@ class Reference:
             self.eager.plain = False
             return None
 
-    @property
-    def after_first(self) -> HiddenState:
-        """What the first step leaves in Python."""
-        assert self.first
-        return self._after_first
-
     @cached_property
     def unsteady(self) -> str:
         """What the step gives otherwise when it is taken again, on the same values and from the
@@ -166,14 +181,6 @@ class Reference:
             values: parameters and buffers by name.
         """
         return self._beside_exact(self.run(number, values), number, values)
-
-    def advanced(self, number: int, values: Mapping[str, Any]) -> tuple[Taken, HiddenState]:
-        """The same, and what the step leaves in Python; nothing of that is there yet."""
-        before, batch = self.eager.state, self.eager.batch
-        outcome = self.run(number, values, advance=True)
-        after = self.eager.state
-        self.eager.go_to(before, batch)
-        return self._beside_exact(outcome, number, values), after
 
     def _beside_exact(self, outcome: EagerStep, number: int, values: Mapping[str, Any]) -> Taken:
         exact = self._exact(number, values)
@@ -208,3 +215,125 @@ class Reference:
         names = {id(p): name for name, p in self.eager.parameters.items()}
         options = None if scale is None else asdict(scale)
         return Twin(optimizer, names, self.reading.treatment, options)
+
+    # -- behind the first -------------------------------------------------------------------------
+
+    @property
+    def most(self) -> int:
+        """How many steps are compared."""
+        return _SEVERAL if self.changed else _FEW
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """What steps have changed so far, by path."""
+        assert self.first  # which leaves something, too
+        first, *others = self.states
+        return tuple(dict.fromkeys(path for each in others for path in first.changed(each)))
+
+    def take(self, number: int, values: Mapping[str, Any]) -> Taken | Difference:
+        """The next step, on another batch; what keeps PyTorch from it is a difference.
+
+        Args:
+            number: its number.
+            values: parameters and buffers by name.
+        """
+        example, begun = self.reading.prepared.batch, self.states[-1]
+        for batch in (other_batch(example, number), example):
+            self.eager.go_to(begun, batch)
+            try:
+                outcome = self.run(number - 1, values, advance=True)
+            except ModelError as error:  # of a batch that we have made, perhaps
+                failure = error.message
+                continue
+            after = self.eager.state
+            self.eager.go_to(begun, batch)
+            taken = self._beside_exact(outcome, number - 1, values)
+            if math.isfinite(outcome.loss) or batch is example:
+                self.states.append(after)
+                return self._of_one_kind(number, taken)
+        return Difference(LATER, f"in step {number}: {failure}", math.inf, 0.0, number)
+
+    def arrays(self) -> dict[str, Any]:
+        """The batch of the last step as the runtime takes it."""
+        return {name: as_array(tensor) for name, tensor in self.eager.batch.items()}
+
+    def _of_one_kind(self, number: int, taken: Taken) -> Taken | Difference:
+        """A step, if it gives and draws what the first does."""
+        first, outcome = self.first, taken.outcome
+        text = ""
+        if set(first.metrics) != set(outcome.metrics):
+            names = sorted(set(first.metrics) ^ set(outcome.metrics))
+            text = f"step {number} has other metrics than the first: '{names[0]}'"
+        elif _kinds(first) != _kinds(outcome):
+            text = f"other random numbers are drawn in step {number} than in the first"
+        if not text:
+            return taken
+        return Difference(LATER, self.with_names(text), math.inf, 0.0, number)
+
+    def run_once(self, number: int, values: Mapping[str, Any]) -> EagerStep:
+        """The last step once more, without running anew what is checkpointed.
+
+        Raises:
+            Exception: the step does not run so.
+        """
+        return self.eager.run(number - 1, values, marked=True)
+
+    def blamed(self, number: int) -> Difference:
+        """That a step differs where something was changed before it."""
+        text = self.with_names(f"step {number} is not what the first is")
+        return Difference(LATER, text, math.inf, 0.0, number)
+
+    def with_names(self, text: str) -> str:
+        """A text with what steps change."""
+        return f"{text}: steps change {quoted(self.changed)}" if self.changed else text
+
+    def ahead(self) -> Difference | None:
+        """What happens far off: the step in which numbers that count make another loss."""
+        found = counters(self.states)
+        for number in _AHEAD if found else ():
+            if not self._differs(number, found):
+                continue
+            alone = [each for each in found if self._differs(number, (each,))] or found
+            names = quoted([each.path for each in alone])
+            text = f"step {number:,} is not what the first is: steps change {names}"
+            return Difference(LATER, text, math.inf, 0.0, number)
+        return None
+
+    def _differs(self, number: int, found: Sequence[Counter]) -> str:
+        """What is not as in the first step, where counters are as before a later one."""
+        self.eager.go_to(self.states[-1])
+        taken = len(self.states) - 1
+        try:
+            for each in found:
+                each.write(each.value + each.by * (number - 1 - taken))
+            outcome = self.eager.run()
+        except Exception as error:
+            self.eager.go_to(self.states[-1])
+            self.said.append(
+                f"step {number:,} and those behind it: with {quoted([f.path for f in found])} "
+                f"set ahead, PyTorch says {reason_of(error)}"
+            )
+            return ""
+        return unlike(self.first, outcome)
+
+    def notes(self) -> tuple[str, ...]:
+        """What the check leaves open."""
+        said = list(dict.fromkeys(self.said[:1]))
+        if self.changed:
+            said.append(
+                f"what {quoted(self.changed)} may do behind step {len(self.states) - 1}: steps "
+                "change it, which has mattered in none of them, and the graph has it as it is "
+                "before the first"
+            )
+        if self.states[0].limited:
+            said.append("what steps change in Python beyond the first 100,000 objects")
+        return tuple(said)
+
+
+def _kinds(outcome: EagerStep) -> list[tuple[str, tuple[int, ...]]]:
+    return [(draw.family, draw.shape) for draw in outcome.draws]
+
+
+def quoted(names: Sequence[str]) -> str:
+    """The first of some paths, in quotes, which those of closures and globals have themselves."""
+    return listed([f"'{name}'" if "'" not in name else name for name in names], _NAMED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -257,6 +257,18 @@ class Emitter:
             self.makers[name] = node
         target = self.nodes if self._place is None else self.behind.setdefault(self._place, [])
         target.append(node)
+
+    def placed(
+        self,
+        nodes: Iterable[onnx.NodeProto],
+        instead: Mapping[str, Sequence[onnx.NodeProto]] | None = None,
+    ) -> list[onnx.NodeProto]:
+        """Forward nodes, each with what is to stand right behind it; ``instead`` are those that
+        stand in the place of some, by name."""
+        result = list(self.behind.get("", []))
+        for node in nodes:
+            result += [*((instead or {}).get(node.name) or [node]), *self.behind.get(node.name, ())]
+        return result
 
     def again(self, node: onnx.NodeProto, instead: Mapping[str, str]) -> dict[str, str]:
         """A node once more, which reads other tensors; its outputs and those of the new one.

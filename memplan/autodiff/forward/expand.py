@@ -17,8 +17,8 @@ from memplan.autodiff.forward.patterns import see_patterns
 from memplan.errors import MemplanError, ModelError
 from memplan.proto import native
 from memplan.proto.edit import rename_reads, replace_nodes
-from memplan.proto.names import NameAuthority
-from memplan.proto.nodes import is_standard, subgraphs
+from memplan.proto.names import NameAuthority, names_in_use
+from memplan.proto.nodes import is_standard
 from memplan.proto.opset import default_opset
 from memplan.shapes.one_node import is_function, schema_of
 from memplan.shapes.prepare import name_nodes
@@ -110,7 +110,7 @@ def emitter_for(
     constants = constants_of(graph, xs)
     types = Annotator(model, constants, mark).run()
     names = NameAuthority() if names is None else names
-    names.taken |= set(types) | {node.name for node in graph.node} | inner_names(graph)
+    names.taken |= set(types) | names_in_use(graph)
     emitter = Emitter(default_opset(model), types, constants, names, model.ir_version, mark)
     for node in graph.node:
         made = [name for name in node.output if name]
@@ -119,26 +119,9 @@ def emitter_for(
     return emitter
 
 
-def inner_names(graph: onnx.GraphProto) -> set[str]:
-    """The names of everything inside the bodies of a graph's nodes, at any depth."""
-    found: set[str] = set()
-    for node in graph.node:
-        for body in subgraphs(node):
-            found.update(value.name for value in body.input)
-            found.update(tensor.name for tensor in body.initializer)
-            for item in body.node:
-                found.update((item.name, *item.output))
-            found |= inner_names(body)
-    return found
-
-
 def _expand(model: onnx.ModelProto, emitter: Emitter, todo: Sequence[onnx.NodeProto]) -> None:
     replaced = {node.name: replacement(emitter, node) for node in todo}
-    result = list(emitter.behind.pop("", []))
-    for node in model.graph.node:
-        result += replaced.get(node.name) or [node]
-        result += emitter.behind.pop(node.name, [])
-    replace_nodes(model.graph, result)
+    replace_nodes(model.graph, emitter.placed(model.graph.node, replaced))
     model.graph.initializer.extend(emitter.initializers.values())
     _state_types(model.graph, emitter)
 

@@ -16,10 +16,10 @@ from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.gradient_registry import entry_for
 from memplan.autodiff.forward.annotate import Annotator, constants_of
 from memplan.autodiff.forward.convert import ADOPTED, at_opset, in_own_domain, keep_domains
-from memplan.autodiff.forward.expand import inner_names, replacement
+from memplan.autodiff.forward.expand import replacement
 from memplan.errors import MemplanError, ModelError
 from memplan.proto.edit import copied, replace_nodes
-from memplan.proto.names import NameAuthority
+from memplan.proto.names import NameAuthority, names_in_use
 from memplan.proto.nodes import domain_of, names_read
 from memplan.proto.opset import default_opset
 from memplan.shapes.prepare import FUNCTION_OPS, inline_functions, name_nodes
@@ -82,11 +82,8 @@ class _Walk:
         self.annotator.start()
         outputs = {value.name for value in graph.output}
         self.read = names_read(graph.node) | outputs
-        taken = {*self.annotator.types, *self.read, *inner_names(graph)}
-        for node in graph.node:
-            taken.update((node.name, *node.output))
         types = self.annotator.types
-        names = NameAuthority(taken)
+        names = NameAuthority({*types, *self.read, *names_in_use(graph)})
         self.emitter = Emitter(default_opset(model), types, constants, names, model.ir_version)
 
     def run(self) -> None:

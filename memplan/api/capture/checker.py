@@ -406,8 +406,7 @@ class _Comparison:
         if self.loss_scale is not None:
             self.scale, tracker = twin.scaled_by
             wanted[LOSS_SCALE] = self.scale
-            if self.sink.scaling is not None:
-                wanted[self.sink.scaling.tracker] = tracker
+            wanted[self.sink.tracker] = tracker
         return {("state", n): np.asarray(w) for n, w in wanted.items() if n in self.new}
 
     def _hold_averages(self, step: int, values: Mapping[str, Array], ran: Ran) -> None:

@@ -83,7 +83,7 @@ def _on_kinds(sink: GradientSink) -> Iterator[str]:
 
 def notes_on_holding(sink: GradientSink) -> Iterator[str]:
     """What needs all gradients together has a price in memory."""
-    if isinstance(sink, Updates) and sink.scaling is not None:
+    if isinstance(sink, Updates) and sink.scale is not None:
         yield (
             "a step whose gradients are not all finite is skipped: they are all held until the end "
             "of the backward part, and every new value is chosen by a Where"

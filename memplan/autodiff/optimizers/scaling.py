@@ -14,7 +14,7 @@ Whether all gradients are finite is known when the last one is there, so all are
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -128,29 +128,38 @@ def parse_loss_scale(text: str) -> LossScale | None:
         ) from None
 
 
-class Scaling:
-    """What one graph has of a loss scale: its inputs, the test of gradients, the next scale."""
+class ScaledGradients(GradientSink):
+    """Gradients as outputs, times the loss scale, if there is one: another graph unscales and uses
+    them; and the test of gradients and the next scale, for the graph that does. ``inputs`` are
+    those that were made; they are complete when the graph is."""
 
-    def __init__(self, scale: LossScale, inputs: UpdateInputs) -> None:
-        """Prepare for one graph.
-
-        Args:
-            scale: the scale.
-            inputs: those of the updates; grows.
-        """
+    def __init__(self, scale: LossScale | None, *, feeds_decay: bool = False) -> None:
+        super().__init__()
+        self.inputs = UpdateInputs(feeds_decay)
         self.scale = scale
-        self.inputs = inputs
         self.tracker = ""
         self._zeros: dict[int, list[Value]] = {}
 
+    def roles(self) -> Mapping[str, Role]:
+        """Of hyperparameters, optimizer state and step counters."""
+        return self.inputs.roles()
+
+    @property
+    def hyperparameters(self) -> Mapping[str, float]:
+        """Those that were made."""
+        return self.inputs.hyperparameters
+
     def value(self, emitter: Emitter) -> Value:
         """The scale, an input: a float32 scalar."""
+        assert self.scale is not None
         changes = isinstance(self.scale, DynamicScale)
         return self.inputs.number(emitter, LOSS_SCALE, self.scale.init_scale, is_state=changes)
 
-    def seed(self, emitter: Emitter, loss: Value) -> Value:
-        """The gradient of the loss: the scale, in the loss's element type."""
-        return Operations(emitter).cast(self.value(emitter), loss.dtype)
+    def seed(self, emitter: Emitter, y: Value) -> Value:
+        """The gradient of the loss: 1, or the scale in the loss's element type."""
+        if self.scale is None:
+            return super().seed(emitter, y)
+        return Operations(emitter).cast(self.value(emitter), y.dtype)
 
     def unscaled(self, emitter: Emitter, grad: Value, owner: int, *, scaled: bool) -> Value:
         """A gradient without the scale, in float32 or wider, after a look at whether it is finite.
@@ -176,21 +185,17 @@ class Scaling:
     def _wide(self, emitter: Emitter) -> Value:
         return Operations(emitter).cast(self.value(emitter), DOUBLE)
 
-    def found_infs(self, emitter: Emitter) -> Mapping[int, Value]:
-        """Whether any gradient so far is not finite, a bool scalar, by owner."""
+    def find_infs(self, emitter: Emitter) -> tuple[Mapping[int, Value], Value]:
+        """Whether a gradient so far is not finite, bool scalars: by owner, and of all."""
         with emitter.scope(update_scope(LOSS_SCALE)):
-            return {
+            found = {
                 owner: emitter.op("IsNaN", emitter.op("Sum", *zeros))
                 for owner, zeros in self._zeros.items()
             }
-
-    def any_inf(self, emitter: Emitter, found_infs: Collection[Value]) -> Value:
-        """Whether one of these is true."""
-        first, *others = found_infs
-        with emitter.scope(update_scope(LOSS_SCALE)):
+            any_inf, *others = found.values()
             for other in others:
-                first = emitter.op("Or", first, other)
-        return first
+                any_inf = emitter.op("Or", any_inf, other)
+        return found, any_inf
 
     def next_values(self, emitter: Emitter, found_inf: Value) -> Mapping[str, Value]:
         """What the next step begins with, by the names of inputs."""
@@ -213,26 +218,3 @@ class Scaling:
             now.name: emitter.op("Where", found_inf, smaller, grown),
             tracker.name: emitter.op("Where", begun, emitter.const(0, INT64), count),
         }
-
-
-class ScaledGradients(GradientSink):
-    """Gradients as outputs, times the loss scale, if there is one: another graph unscales and uses
-    them. ``inputs`` are those that were made; they are complete when the graph is."""
-
-    def __init__(self, scale: LossScale | None, *, feeds_decay: bool = False) -> None:
-        super().__init__()
-        self.inputs = UpdateInputs(feeds_decay)
-        self.scaling = Scaling(scale, self.inputs) if scale is not None else None
-
-    def seed(self, emitter: Emitter, y: Value) -> Value:
-        """1, or the loss scale."""
-        return super().seed(emitter, y) if self.scaling is None else self.scaling.seed(emitter, y)
-
-    def roles(self) -> Mapping[str, Role]:
-        """Of hyperparameters, optimizer state and step counters."""
-        return self.inputs.roles()
-
-    @property
-    def hyperparameters(self) -> Mapping[str, float]:
-        """Those that were made."""
-        return self.inputs.hyperparameters

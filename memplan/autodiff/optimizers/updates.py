@@ -144,7 +144,7 @@ class Updates(ScaledGradients):
             if self.optimizer.clip_norm:
                 wide = Operations(emitter).cast(grad, DOUBLE if self.wide else FLOAT)
                 self.squares.append(emitter.op("ReduceSumSquare", wide, keepdims=0))
-            elif self.scaling is None and name not in self.joined:
+            elif self.scale is None and name not in self.joined:
                 return self._update(emitter, {name: grad})
         self.waiting[name] = grad
         return {}
@@ -153,10 +153,8 @@ class Updates(ScaledGradients):
         """Make the updates that waited for all gradients, the next step's number, and the next loss
         scale."""
         outputs: dict[str, Value] = {}
-        scaling = self.scaling
-        if scaling is not None:
-            self.found_infs = scaling.found_infs(emitter)
-            found_inf = scaling.any_inf(emitter, self.found_infs.values())
+        if self.scale is not None:
+            self.found_infs, found_inf = self.find_infs(emitter)
             outputs[emitter.fresh(FOUND_INF)] = found_inf
         factor = self._clipping_factor(emitter) if self.squares else None
         for names in dict.fromkeys(self.joined.get(name, (name,)) for name in self.waiting):
@@ -164,9 +162,9 @@ class Updates(ScaledGradients):
             with emitter.scope(update_scope(names[0] if len(names) == 1 else VECTORS)):
                 outputs |= self._update(emitter, grads, factor)
         outputs |= self._named(emitter, self.inputs.counter_values)
-        if scaling is not None:
+        if self.scale is not None:
             with emitter.scope(update_scope(LOSS_SCALE)):
-                found = scaling.next_values(emitter, found_inf)
+                found = self.next_values(emitter, found_inf)
             outputs |= self._named(emitter, found)
         if self.averages is not None:
             outputs |= self._named(emitter, self._averaged(emitter, self.averages))
@@ -174,9 +172,9 @@ class Updates(ScaledGradients):
 
     def _unscaled(self, emitter: Emitter, name: str, grad: Value) -> Value:
         """A gradient as the optimizer is to see it, but for clipping."""
-        if self.scaling is not None:
+        if self.scale is not None:
             owner = self.members[name].owner
-            return self.scaling.unscaled(emitter, grad, owner, scaled=self.scaled)
+            return self.unscaled(emitter, grad, owner, scaled=self.scaled)
         if not self.scaled:
             return grad
         share = self.inputs.number(emitter, SCALE, 1.0)

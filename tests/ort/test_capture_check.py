@@ -6,6 +6,7 @@ import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -611,6 +612,16 @@ def test_a_step_that_fits_but_not_in_float64_is_compared(monkeypatch: pytest.Mon
     assert (check.verdict, check.own_error) == (Verdict.EQUAL, None)
     (said,) = check.not_checked
     assert said.startswith("how much PyTorch itself rounds: in float64 it needs about ")
+
+
+def test_a_step_is_one_sample_of_what_gradients_are_off_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memplan.api.capture import reference
+    from memplan.pytorch.reading import read_step
+
+    seen = iter([3e-4, 1e-5])
+    monkeypatch.setattr(reference, "Tolerance", lambda *_: SimpleNamespace(typical=next(seen)))
+    held = reference.Reference(read_step(step()))
+    assert [held.begin().tolerance.typical for _ in range(2)] == [3e-4, 3e-4]
 
 
 def test_a_graph_that_the_runtime_cannot_run_is_said() -> None:

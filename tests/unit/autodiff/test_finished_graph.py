@@ -8,8 +8,8 @@ import pytest
 from onnx import numpy_helper
 
 from helpers.graphs import parse
-from helpers.sessions import session
-from memplan.autodiff.finished_graph import finished
+from helpers.sessions import outputs, session
+from memplan.autodiff.finished_graph import finished, without_known_faults
 from memplan.ops.float_types import unsupported_kernels
 from memplan.ops.sharp_edges import sharp_edges
 
@@ -98,3 +98,31 @@ def test_nodes_keep_their_phase_and_other_graphs_are_left_alone() -> None:
     plain = parse("g (float[3,4] p, float[4] v) => (float[3] y) { y = MatMul (p, v) }")
     before = [node.op_type for node in plain.graph.node]
     assert [node.op_type for node in finished(plain).graph.node] == before
+
+
+DROPOUTS = """
+<ir_version: 10, opset_import: ["" : 22]>
+graph (float[100, 10] x) => (float[100, 10] y, bool[100, 10] m)
+<float ratio = {0.25}, bool on = {1}, bool off = {0}>
+{
+  a = Dropout <seed = 7> (x, ratio, on)
+  b, m = Dropout <seed = 8> (x, ratio, on)
+  c = Dropout (x, ratio, off)
+  d = Sub (c, c)
+  e = Mul (b, d)
+  y = Add (a, e)
+}
+"""
+
+
+@pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_ALL"])
+def test_an_unread_mask_is_drawn(level: str) -> None:
+    """With the runtime's optimizer, too."""
+    model = parse(DROPOUTS)
+    without_known_faults(model)
+    kinds = [node.op_type for node in model.graph.node]
+    assert kinds[:3] == ["Dropout", "Where", "Dropout"]
+    assert kinds.count("Dropout") == 3
+    y = outputs(model, {"x": np.full((100, 10), 3, np.float32)}, level)["y"]
+    assert set(np.unique(y)) == {0.0, 4.0}
+    assert 0.2 < (y == 0).mean() < 0.3

@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 
 import memplan as library
-from helpers.running import Memplan, runner
+from helpers.running import Memplan
 from helpers.training_steps import no_bottleneck, saved_step
 from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
 from memplan.proto.metadata import node_metadata
@@ -36,13 +36,6 @@ def plain(source: Path) -> tuple[Path, dict[str, object]]:
     return target, rewrite(source, options, target).as_json()
 
 
-@pytest.fixture
-def memplan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Memplan:
-    return runner(tmp_path, monkeypatch, capfd)
-
-
 def test_the_report_names_what_was_added(plain: tuple[Path, dict[str, object]]) -> None:
     path, report = plain
     added = report["plain"]
@@ -56,8 +49,8 @@ def test_the_report_names_what_was_added(plain: tuple[Path, dict[str, object]]) 
     assert report["session"] == "default"
 
 
-def test_text_says_how_to_load_it(source: Path, memplan: Memplan) -> None:
-    done = memplan(
+def test_text_says_how_to_load_it(source: Path, inside: Memplan) -> None:
+    done = inside(
         "rewrite",
         source,
         "--budget",
@@ -87,9 +80,9 @@ def test_it_runs_where_memplan_is_not(source: Path, plain: tuple[Path, dict[str,
 
 
 def test_validate_proves_it(
-    source: Path, plain: tuple[Path, dict[str, object]], memplan: Memplan
+    source: Path, plain: tuple[Path, dict[str, object]], inside: Memplan
 ) -> None:
-    done = memplan("validate", source, plain[0], "--runs", "1", "--format", "json")
+    done = inside("validate", source, plain[0], "--runs", "1", "--format", "json")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert found["session"] == "default"
@@ -142,16 +135,16 @@ def test_validate_finds_what_is_gone(
     told: str,
     source: Path,
     plain: tuple[Path, dict[str, object]],
-    memplan: Memplan,
+    inside: Memplan,
     tmp_path: Path,
 ) -> None:
     path = broken(plain[0], tmp_path / "broken.onnx", damage)
-    done = memplan("validate", source, path, *FAST)
+    done = inside("validate", source, path, *FAST)
     assert done.returncode == 1
     assert told in " ".join(json.loads(done.stdout)["findings"])
 
 
-def test_an_old_opset_is_raised(memplan: Memplan, tmp_path: Path) -> None:
+def test_an_old_opset_is_raised(inside: Memplan, tmp_path: Path) -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 7, opset_import: ["" : 12]>
         g (float[64, 128] x) => (float y, float[64] s) {
@@ -161,7 +154,7 @@ def test_an_old_opset_is_raised(memplan: Memplan, tmp_path: Path) -> None:
     )
     source = tmp_path / "old.onnx"
     onnx.save(model, source)
-    done = memplan("rewrite", source, "--budget", "100%", "--session", "default", "-o", "new.onnx")
+    done = inside("rewrite", source, "--budget", "100%", "--session", "default", "-o", "new.onnx")
     assert done.returncode == 0, done.stderr
     assert "opset raised to 13" in done.stdout
     assert onnx.load(tmp_path / "new.onnx").opset_import[0].version == 13

@@ -1,7 +1,5 @@
 """Whatever names hold is text: on a terminal, in the log of a CI service, and in a browser."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

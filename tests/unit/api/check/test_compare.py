@@ -1,7 +1,5 @@
 """What differs from the lock, and whether that fails."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -125,6 +125,22 @@ def test_a_sum_that_is_added_to_something_later() -> None:
     )
 
 
+def test_a_sum_of_products_of_stacks_is_added_up() -> None:
+    """Gemm, which adds to a sum as it goes, takes matrices alone."""
+    state = state_from(
+        """g (float[2, 8, 4] x, float[2, 4, 64] w) => (float[2, 4, 64] dw) {
+            [mm] s = MatMul(x, w)  [tanh] p = Tanh(s)
+            [xt] xt = Transpose <perm: ints = [0, 2, 1]>(x)  [dw] dw = MatMul(xt, p) }"""
+    )
+    after = in_chunks(state, "p", 1, 4)
+    made = [node.op for node in after.model.graph.nodes if node.name.startswith("dw/")]
+    assert sorted(made) == [*["Add"] * 3, *["MatMul"] * 4]
+    feeds = drawn(state.model)
+    np.testing.assert_allclose(
+        runs(after.model, feeds)["dw"], runs(state.model, feeds)["dw"], rtol=1e-4, atol=1e-5
+    )
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -20,7 +20,6 @@ _WINDOWED = frozenset(
     {"Conv", "ConvInteger", "ConvTranspose", "QLinearConv", "DeformConv", "Pad"}
     | {"MaxPool", "AveragePool", "LpPool", "MaxUnpool"}
 )
-_CALL_BODIES = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 _MOST_ELEMENTS = 2**56
 _MOST_INSIDE = 2**52  # per control-flow node; bodies nest
 
@@ -81,13 +80,13 @@ def types_at_once(model: onnx.ModelProto) -> dict[str, TensorType] | None:
     """All types of the main graph, where ONNX's inference of the whole gives all sizes from its
     inputs alone, and the file says nothing else; None where :class:`StrictWalk` may say more.
 
-    That is so of operators that inference does not know, behind which it refuses nothing, of those
-    that it gets wrong, and of bodies.
+    That is so of operators that inference does not know, behind which it refuses nothing, and of
+    those that it gets wrong.
     """
     graph = model.graph
     versions = {domain_of(item): item.version for item in model.opset_import}
     for domain, op in {(domain_of(node), node.op_type) for node in graph.node}:
-        if op in _CALL_BODIES or schema_of(domain, op, versions.get(domain, 0)) is None:
+        if schema_of(domain, op, versions.get(domain, 0)) is None:
             return None
     if any(map(is_mended, graph.node)):
         return None

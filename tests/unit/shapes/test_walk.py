@@ -84,6 +84,13 @@ def test_a_statement_is_held_against_what_follows_from_the_inputs_alone() -> Non
         value_types(fixed)
 
 
+def test_windows_of_a_pool_that_would_begin_behind_the_image_are_not_counted() -> None:
+    model = parse("""g (float[1,1,5,5] x) => (float y)
+      { p = MaxPool<kernel_shape = [1, 1], strides = [3, 3], ceil_mode = 1>(x)
+        y = ReduceMean<keepdims = 0>(p) }""")
+    assert value_types(model)[0]["p"].shape == (1, 1, 2, 2)  # 3 by 3 to ONNX's inference
+
+
 @pytest.mark.parametrize("path", sample_models(), ids=lambda path: path.stem)
 def test_inference_of_the_whole_says_what_the_walk_does(
     path: Path, monkeypatch: pytest.MonkeyPatch

@@ -20,6 +20,15 @@ def terms_of(**known: Fact | np.ndarray) -> tuple[Terms, dict[str, int]]:
     return terms, names
 
 
+def test_what_is_not_known_is_learned_and_what_is_known_stays() -> None:
+    terms, names = terms_of(typed=Fact(FLOAT, None), shaped=Fact(0, (2,)))
+    for name in names:
+        terms.learn(names[name], Fact(FLOAT, (2,)))
+        assert terms.facts[names[name]] == Fact(FLOAT, (2,))
+        terms.learn(names[name], Fact(INT64, (3,)))
+        assert terms.facts[names[name]] == Fact(FLOAT, (2,))
+
+
 def test_contents_are_told_apart() -> None:
     known = {"x": Fact(FLOAT, (4, 6)), "i": np.array([2, 12]), "j": np.array([8, 3])}
     terms, names = terms_of(**known)

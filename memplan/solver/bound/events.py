@@ -13,6 +13,11 @@ within the budget, in any order, yields such a solution of no more than its cost
 is a lower bound. What a value takes in memory at the least, and what two values may share, is what
 :mod:`memplan.solver.bound.relaxation` says; it also holds for any order.
 
+``behind[n, k]``: node ``n`` runs behind event ``k`` at all. What that reads was there at the event,
+or is made behind it. In whole numbers this follows from the stages. In the relaxation it does not,
+where one half of a node runs in one stage and one half in the next, both from the same half of what
+it reads: without these rows it got weaker with every event.
+
 The relaxation by events is our own; that of Checkmate (Jain et al., MLSys 2020, section 4) keeps
 the order and counts at every step.
 """
@@ -72,6 +77,9 @@ class EventProgram:
                 self.makers[tensor].append(node)
         self._first_runs()
         self._supply()
+        for k in range(self.stages - 1, 0, -1):
+            self._behind(k)
+            self._supply()
         self._decoded()
         for k in range(1, self.stages + 1):
             self._memory(k)
@@ -166,6 +174,37 @@ class EventProgram:
         else:
             terms.append((self.runs[node, stage], -1.0))
             self.program.at_least(terms, 0.0)
+
+    def _behind(self, k: int) -> None:
+        """What runs behind event ``k`` at all, in one of its stages or in several, is supplied.
+
+        No column is missing: what makes what a run reads has one in every stage up to that run's,
+        unless something surely makes it.
+        """
+        relaxation, stages = self.relaxation, range(k, self.stages + 1)
+        behind: dict[int, int] = {}
+        sure = [node for node in relaxation.node_at if self.first[node] >= k]
+        waiting: list[tuple[int, int | None]] = []  # tensors, and whose runs read them
+
+        def column(node: int) -> int | None:
+            runs = [(self.runs[node, s], 1.0) for s in stages if (node, s) in self.runs]
+            if node not in behind and runs:
+                behind[node] = self.program.column(whole=False)
+                self.program.at_least([*runs, (behind[node], -1.0)], 0.0)
+                waiting.extend((tensor, behind[node]) for tensor in relaxation.reads[node])
+            return behind.get(node)
+
+        waiting += [(t, None) for t in {t: 0 for node in sure for t in relaxation.reads[node]}]
+        while waiting:
+            tensor, runs = waiting.pop()
+            makers = self.makers[tensor]
+            if any(relaxation.step_of[m] != NONE and self.first[m] >= k for m in makers):
+                continue
+            terms = [(found, 1.0) for m in makers if (found := column(m)) is not None]
+            terms.append((self._hold(tensor, k), 1.0))
+            if runs is not None:
+                terms.append((runs, -1.0))
+            self.program.at_least(terms, 1.0 if runs is None else 0.0)
 
     def _decoded(self) -> None:
         """What is kept in other forms is made again in a stage only if one was there before.

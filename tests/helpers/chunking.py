@@ -15,7 +15,7 @@ from memplan.ops.cost import flops
 from memplan.passes.change import facts_of
 from memplan.passes.chunk.choose_chunks import Chunks
 from memplan.passes.chunk.chunk_state import State, chunked, state_of
-from memplan.passes.chunk.chunk_writer import Part
+from memplan.passes.chunk.part import Part
 from memplan.passes.chunk.region import Region, grow
 from memplan.passes.prune import Prune
 from memplan.simulate.opened import OpenModel

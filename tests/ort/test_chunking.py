@@ -23,7 +23,7 @@ from memplan.errors import UsageError
 from memplan.options import ValidateOptions
 from memplan.passes.change import facts_of
 from memplan.passes.chunk.chunk_state import State, chunked
-from memplan.passes.chunk.chunk_writer import Part
+from memplan.passes.chunk.part import Part
 from memplan.passes.chunk.region import Growth, grow
 from memplan.passes.chunk.turn import between
 from memplan.runtime.inputs import synthesize

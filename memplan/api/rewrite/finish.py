@@ -25,7 +25,6 @@ from memplan.api.rewrite.goal import Goal, Source
 from memplan.api.versions import runtime_json
 from memplan.equivalence.prove import Equivalence, Side, prove, reference_side
 from memplan.errors import MemplanError
-from memplan.ir.graph import Graph
 from memplan.passes.chunk.asked import NONE as NO_CHUNKS
 from memplan.passes.manager import recorded
 from memplan.planning.apply import apply_plan
@@ -35,7 +34,8 @@ from memplan.planning.plan import Rejected
 from memplan.proto.metadata import BOUND_DIMS, CHUNKED, get_metadata, set_metadata
 from memplan.providers import PROVIDERS
 from memplan.shapes.dims import symbolic_dims
-from memplan.simulate.timeline import Timeline
+from memplan.simulate.opened import placed
+from memplan.simulate.timeline import Timeline, simulate
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,7 +45,8 @@ class Proved:
     """A rewritten model that computes the same, and is what its own bytes say.
 
     ``goal``: what was planned for. ``timeline``: what the model takes in the session that it is
-    for. ``graph``: the model's own, read from its bytes. ``notes``: that a plan before this one was
+    for; ``copied_peak_bytes``: its peak with what a plugin's session copies to and from nodes on
+    the CPU, workspace included, 0: it copies nothing. ``notes``: that a plan before this one was
     rejected.
     """
 
@@ -53,8 +54,8 @@ class Proved:
     planned: Planned
     model: onnx.ModelProto
     timeline: Timeline
-    graph: Graph
     equivalence: Equivalence
+    copied_peak_bytes: int = 0
     notes: tuple[str, ...] = ()
 
 
@@ -115,7 +116,7 @@ def finished(planned: Planned, goal: Goal) -> Proved:
     _record(model, planned, goal)
     session, loss = goal.session, goal.options.loss
     timeline = sound_timeline(model, prepared, planned.plan, session, loss)
-    graph = timeline.graph
+    copied = 0
     if plain is not None:
         require_as_promised(plain.of_file, timeline)
         timeline = plain.timeline
@@ -128,8 +129,12 @@ def finished(planned: Planned, goal: Goal) -> Proved:
         )
         # Its shapes are the host's: what the device holds is as before.
         graph = sound_timeline(model, prepared, planned.plan, session, loss).graph
+        # Copies run behind all else that is ready, and what reads them behind them.
+        held, devices = placed(graph, session)
+        if devices.copies:
+            copied = simulate(held, session, devices).peak_with_workspace_bytes
     _record_peaks(model, timeline)
-    return Proved(goal, planned, model, timeline, graph, _prove(planned, model, goal))
+    return Proved(goal, planned, model, timeline, _prove(planned, model, goal), copied)
 
 
 def _prove(planned: Planned, model: onnx.ModelProto, goal: Goal) -> Equivalence:

@@ -20,7 +20,7 @@ from memplan.api.rewrite.recorded import Recorded, recorded_worth
 from memplan.errors import EXIT_BUG, InfeasibleError, MemplanError, PlanError, UsageError
 from memplan.options import RewriteOptions
 from memplan.passes.chunk.asked import NAME as CHUNK
-from memplan.passes.chunk.chunk_replay import ChunkReplay
+from memplan.passes.chunk.choose_chunks import ChunkReplay
 from memplan.passes.graph_pass import Pass
 from memplan.passes.manager import NAMES, PassStep, make_passes, run_passes
 from memplan.passes.order import Order, OrderAgain

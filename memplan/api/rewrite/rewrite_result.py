@@ -15,8 +15,8 @@ from memplan.api.rewrite.loop_storage import LoopStep, PairChange
 from memplan.api.rewrite.offload_rewrite import OffloadReport
 from memplan.api.rewrite.recorded import Recorded
 from memplan.api.rewrite.waterfall import WaterfallStep, waterfall
-from memplan.api.state_modes import state_report
-from memplan.api.summary import Summary
+from memplan.api.state_modes import StateReport, state_report
+from memplan.api.summary import Summary, attributes_json, fields_json
 from memplan.api.versions import runtime_json
 from memplan.equivalence.prove import Equivalence
 from memplan.ir.graph import Graph
@@ -52,14 +52,6 @@ class ClockSeconds:
         parts += [f"search {self.search:.1f} s"] if self.search else []
         parts += [f"{'the rest ' if parts else ''}opening, fusions, passes, checks and proof"]
         return f"took {self.total:.1f} s by the clock: {'; '.join(parts)}"
-
-    def as_json(self) -> dict[str, float]:
-        """The JSON object of the contract."""
-        return {
-            "search_seconds": self.search,
-            "compiling_seconds": self.compiling,
-            "total_seconds": self.total,
-        }
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -156,6 +148,11 @@ class Rewrite(Summary):
         return tuple(p for s in self.passes if isinstance(s, LoopStep) for p in s.pairs)
 
     @property
+    def state(self) -> StateReport | None:
+        """What of the state is in place; None: there is none."""
+        return state_report(self.timeline.graph)
+
+    @property
     def waterfall(self) -> tuple[WaterfallStep, ...]:
         """The way from the original to the result, one step after the other."""
         clones, offload = self.plan.clones, self.offload
@@ -167,41 +164,35 @@ class Rewrite(Summary):
 
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""
-        plan = self.plan
+        plan, floor, before = self.plan, self.floor, self.original.timeline
         return {
             "schema": SCHEMA,
             "strategy": plan.strategy,
-            "session": self.options.session,
-            "provider": self.options.provider,
+            **attributes_json(self.options, "session", "provider"),
             "optimize": self.optimize_level,
             "budget_bytes": self.budget_bytes,
-            "baseline_peak_bytes": self.original.timeline.peak_bytes,
-            "baseline_peak_with_workspace_bytes": (
-                self.original.timeline.peak_with_workspace_bytes
-            ),
+            "baseline_peak_bytes": before.peak_bytes,
+            "baseline_peak_with_workspace_bytes": before.peak_with_workspace_bytes,
             "optimized_peak_bytes": self.optimized.timeline.peak_bytes,
             "predicted_peak_bytes": self.timeline.peak_bytes,
             "predicted_peak_with_workspace_bytes": self.timeline.peak_with_workspace_bytes,
             "floor_bytes": plan.resident_bytes + plan.floor.nbytes,
-            "floor_with_workspace_bytes": self.floor.nbytes,
-            "floor_reason": self.floor.reason,
-            **self.floor.as_json(),
-            "extra_cost_fraction": plan.extra_cost_fraction,
-            "bound_fraction": plan.bound_fraction,
-            "bound_kind": plan.bound_kind,
+            "floor_with_workspace_bytes": floor.nbytes,
+            "floor_reason": floor.reason,
+            **floor.as_json(),
+            **attributes_json(plan, "extra_cost_fraction", "bound_fraction", "bound_kind"),
             "passes": [step.as_json() for step in self.waterfall],
             "chunk": self.options.chunk,
             "chunk_cost_fraction": self.chunk_cost,
             "chunk_bound_fraction": self.chunk_bound,
-            "offload": None if self.offload is None else self.offload.as_json(),
+            **attributes_json(self, "offload"),
             "forms": dict(plan.forms),
             **free.removed(self.passes),
-            "replay": None if self.replay is None else self.replay.as_json(),
+            **attributes_json(self, "replay"),
             "recomputed_nodes": plan.clones,
             "scan_recompute": self.options.scan_recompute,
             "recurrent": [pair.as_json() for pair in self.pairs],
-            "recomputed": dict(plan.recomputed),
-            "refusals": dict(plan.refusals),
+            **attributes_json(plan, "recomputed", "refusals"),
             "costs": {
                 "source": self.costs.source,
                 "measured_nodes": self.measured_nodes,
@@ -209,15 +200,10 @@ class Rewrite(Summary):
             },
             "work": dict(zip(("before", "after"), (w.as_json() for w in self.work), strict=True)),
             "planning_seconds": plan.planning_seconds,
-            "clock": self.clock.as_json(),
-            "equivalence": self.equivalence.as_json(),
+            "clock": {f"{part}_seconds": took for part, took in fields_json(self.clock).items()},
+            **attributes_json(self, "equivalence"),
             "plain": _plain_json(self),
-            "weights": self.weights,
-            "state": None
-            if (state := state_report(self.timeline.graph)) is None
-            else (state.as_json()),
-            "output": str(self.output) if self.output is not None else None,
-            "assumptions": list(self.assumptions),
+            **attributes_json(self, "weights", "state", "output", "assumptions"),
             "runtime": runtime_json(self.options.provider),
         }
 

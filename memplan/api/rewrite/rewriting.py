@@ -17,7 +17,6 @@ import onnx
 
 from memplan.api.analysis import (
     NO_BACKWARD,
-    Analysis,
     analyze_open,
     analyze_session,
     grad_command,
@@ -76,7 +75,6 @@ from memplan.proto.write import check_target, write_model
 from memplan.providers import PROVIDERS
 from memplan.shapes.dims import symbolic_dims
 from memplan.shapes.prepare import PreparedModel, prepare
-from memplan.simulate.opened import OpenModel, placed
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import simulate
 from memplan.simulate.unrunnable import require_runs
@@ -114,13 +112,8 @@ def rewrite(
         ModelError, UsageError: bad model, option, costs or output path.
         RuntimeUnavailableError: no session on the provider opens the graph.
     """
-    options = given_options(budget)
-    in_memory = output is None and isinstance(path, onnx.ModelProto)
-    with as_sizes(path) if dry_run else as_file(path) as file:
-        target = as_output(output) or default_output(file)
-        unwritten = dry_run or in_memory
-        result = _rewrite(file, options, None if unwritten else target, dims or {}, force, progress)
-    return replace(result, path=shown_path(path))
+    asked = _Asked(given_options(budget), dims or {}, force, progress)
+    return _answered(path, output, asked, dry_run=dry_run)
 
 
 def replay(
@@ -155,56 +148,52 @@ def replay(
     options = replace(options_of(made), weights=weights)
     if budget is not None:
         options = replace(options, budget=given_options(budget).budget)
-    again = _Again(made, None if isinstance(plan, PlanFile) else Path(plan))
-    in_memory = output is None and isinstance(path, onnx.ModelProto)
-    with as_sizes(path) if dry_run else as_file(path) as file:
-        target = as_output(output) or default_output(file)
-        unwritten = dry_run or in_memory
-        result = _rewrite(file, options, None if unwritten else target, {}, force, None, again)
-    return replace(result, path=shown_path(path))
+    file = None if isinstance(plan, PlanFile) else Path(plan)
+    asked = _Asked(options, {}, force, again=made, file=file)
+    return _answered(path, output, asked, dry_run=dry_run)
 
 
 @dataclass(frozen=True, slots=True)
-class _Again:
-    """A plan to apply instead of looking for one; ``file``: which is read for it."""
+class _Asked:
+    """``again``: a plan to apply instead of looking for one, which is read from ``file``."""
 
-    plan: PlanFile
-    file: Path | None
+    options: RewriteOptions
+    dims: Mapping[str, int]
+    force: bool
+    progress: Progress | None = None
+    again: PlanFile | None = None
+    file: Path | None = None
 
-    def dims(self, proto: onnx.ModelProto) -> dict[str, int]:
-        """Those of the plan that the model has."""
-        known = symbolic_dims(proto)
-        return {n: size for n, size in self.plan.dims.items() if n in known}
+
+def _answered(model: Model, output: Path | str | None, asked: _Asked, *, dry_run: bool) -> Rewrite:
+    in_memory = output is None and isinstance(model, onnx.ModelProto)
+    with as_sizes(model) if dry_run else as_file(model) as file:
+        target = as_output(output) or default_output(file)
+        result = _rewrite(file, asked, None if dry_run or in_memory else target)
+    return replace(result, path=shown_path(model))
 
 
 @collector_paused()
-def _rewrite(
-    path: Path,
-    options: RewriteOptions,
-    target: Path | None,
-    dims: Mapping[str, int],
-    force: bool,
-    progress: Progress | None,
-    again: _Again | None = None,
-) -> Rewrite:
+def _rewrite(path: Path, asked: _Asked, target: Path | None) -> Rewrite:
     """The same for a file; ``target``: where to write, None: nowhere."""
-    begun = now()
+    begun, options, dims, again = now(), asked.options, asked.dims, asked.again
     check_offload(options)
     chunks = parse_chunks(options.chunk)
     session = session_kind(options.session, options.provider)
     strategy = strategy_for(options)
-    read = options.costs if again is None else again.file
+    read = options.costs if again is None else asked.file
     if target is not None:
-        check_target(target, force, path, read)
+        check_target(target, asked.force, path, read)
     with ExitStack() as stack:
         proto = read_model(path)
         if again is not None:
-            dims = again.dims(proto)
+            known = symbolic_dims(proto)
+            dims = {name: size for name, size in again.dims.items() if name in known}
             state = as_recorded(get_metadata(proto), options.state)
             options = replace(options, state=tuple(state))
         placement = NO_WEIGHTS
         if target is not None:
-            placement = plan_weights(proto, path, target, options.weights, force, read)
+            placement = plan_weights(proto, path, target, options.weights, asked.force, read)
         compiling = _warm_up() if again is None else 0.0
         deadline = Deadline(math.inf if options.effort else options.time_limit)
         source = replace(_read(path, proto, dims, options, session, stack), placement=placement)
@@ -219,7 +208,7 @@ def _rewrite(
             opening_seconds=deadline.spent / max(1, len(source.model.graph.nodes)),
             forms=forms_for(options, strategy),
             chunk=chunks,
-            progress=progress,
+            progress=asked.progress,
             selectors=selectors_for(
                 source.analyzed or source.model, options.keep, options.recompute
             ),
@@ -229,20 +218,20 @@ def _rewrite(
             if again is None:
                 proved = _held_with_copies(source, goal)
             else:
-                proved, recorded = replayed(source, goal, again.plan)
+                proved, recorded = replayed(source, goal, again)
         except InfeasibleError as error:
             raise _told(error, source, options) from None
     loaded = _confirm_loaded(proved)
     if target is not None:
         beside = source.model.prepared.beside
-        placement = write_with_weights(proved.model, beside, target, placement, force=force)
+        placement = write_with_weights(proved.model, beside, target, placement, force=asked.force)
         source = replace(source, placement=placement)
     clock = ClockSeconds(sum(goal.searched), compiling, now() - begun)
     if again is None:
         record = recorded_plan(source, proved)
     else:
         # As it is: seconds and bound are of the costs that it was made with.
-        record = replace(again.plan, budget_bytes=proved.goal.budget_bytes)
+        record = replace(again, budget_bytes=proved.goal.budget_bytes)
     return _answer(path, target, source, proved, loaded, recorded, record, clock)
 
 
@@ -312,7 +301,12 @@ def _read(
             "puts Casts around nodes that undo them",
             "use --session tuned and load the result with memplan.load(path)",
         )
-    original, moved = _original(model, session, options.loss), in_state_order(model)
+    # What it needs in a session of the kind that is planned for.
+    if changes_at_load(model.graph, session):
+        original = analyze_session(model, session, options.loss)
+    else:
+        original = analyze_open(model, session)
+    moved = in_state_order(model)
     return Source(model if moved is model else confirmed(moved), original, notes, analyzed=model)
 
 
@@ -330,13 +324,6 @@ def _require_opens(prepared: PreparedModel, provider: str) -> None:
             f"{elsewhere}for {'the CPU' if provider == 'cpu' else 'this one'}, use float16 or "
             "float32",
         )
-
-
-def _original(model: OpenModel, session: SessionKind, loss: str | None) -> Analysis:
-    """What the model needs in a session of the kind that is planned for."""
-    if changes_at_load(model.graph, session):
-        return analyze_session(model, session, loss)
-    return analyze_open(model, session)
 
 
 def _confirm_loaded(proved: Proved) -> tuple[str, ...]:
@@ -371,7 +358,7 @@ def _held_with_copies(source: Source, goal: Goal) -> Proved:
     """A proved plan; while a session's copies take it over the budget, one for less by as much."""
     proved = proved_plan(source, goal)
     for _ in range(3):  # other copies may matter in another plan
-        over = _peak_with_copies(proved) - goal.budget_bytes
+        over = proved.copied_peak_bytes - goal.budget_bytes
         if over <= 0 or goal.lowest or goal.strategy.ignores_budget:
             break
         goal = replace(goal, copied_bytes=goal.copied_bytes + over)
@@ -382,23 +369,13 @@ def _held_with_copies(source: Source, goal: Goal) -> Proved:
     return proved
 
 
-def _peak_with_copies(proved: Proved) -> int:
-    """With what a plugin's session copies to and from nodes on the CPU: copies run behind all else
-    that is ready, and what reads them behind them. 0: there are none."""
-    session = proved.goal.session
-    if not PROVIDERS[session.provider].plugin:
-        return 0
-    held, devices = placed(proved.graph, session)
-    return simulate(held, session, devices).peak_with_workspace_bytes if devices.copies else 0
-
-
 def _confirm_placed(proved: Proved) -> tuple[str, ...]:
     """Hold the budget against the file with its copies; what to know of them.
 
     Raises:
         InfeasibleError: it does not hold.
     """
-    goal, peak = proved.goal, _peak_with_copies(proved)
+    goal, peak = proved.goal, proved.copied_peak_bytes
     if peak <= proved.timeline.peak_with_workspace_bytes:
         return ()
     told = f"with copies to and from nodes on the CPU the peak is {peak:,} B"

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from memplan.api.sweep.point import Answer, Failure, Footprint, Planned, Task
+from memplan.api.summary import attributes_json, fields_json
+from memplan.api.sweep.point import PLAN, Answer, Failure, Footprint, Planned, Task, known_json
 from memplan.units import SizeSpec, format_bytes
 
 LARGEST = 2**40
@@ -75,45 +76,19 @@ class Fit:
 
     def as_json(self) -> dict[str, object]:
         """All fields, by name."""
-        plan = self.plan
         return {
             "model": str(self.task.model),
             "dims": self.others,
-            "session": self.task.session,
-            "provider": self.task.provider,
-            "dim": self.dim,
-            "step": self.step,
+            **attributes_json(self.task, "session", "provider"),
+            **attributes_json(self, "dim", "step"),
             "budget": self.budget.text,
             "budget_bytes": self.budget_bytes,
             "how": self.how.replace(" ", "-"),
-            "largest": self.largest,
-            "as_it_is": self.as_it_is,
-            "floor_allows": self.floor_allows,
-            "predicted_peak_with_workspace_bytes": (
-                plan.predicted_peak_with_workspace_bytes if plan else None
-            ),
-            "extra_cost_fraction": plan.extra_cost_fraction if plan else None,
-            "bound_fraction": plan.bound_fraction if plan else None,
-            "bound_kind": plan.bound_kind if plan else None,
-            "recomputed_nodes": plan.recomputed_nodes if plan else None,
-            "refused": self.refused,
-            "why": self.why,
-            "monotone": self.monotone,
-            "falling": list(self.falling) if self.falling else None,
-            "missed": list(self.missed),
-            "error": failure_json(self.failure),
+            **attributes_json(self, "largest", "as_it_is", "floor_allows"),
+            **known_json(self.plan, *PLAN),
+            **attributes_json(self, "refused", "why", "monotone", "falling", "missed"),
+            "error": None if self.failure is None else fields_json(self.failure),
         }
-
-
-def failure_json(failure: Failure | None) -> dict[str, object] | None:
-    """A failure as reports state it."""
-    if failure is None:
-        return None
-    return {
-        "message": failure.message,
-        "hint": failure.hint,
-        "exit_code": failure.exit_code,
-    }
 
 
 class _Failed(Exception):

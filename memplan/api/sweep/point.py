@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from memplan.api.summary import attributes_json
 from memplan.api.sweep.request import Dims
 from memplan.errors import EXIT_INFEASIBLE
 from memplan.options import RewriteOptions
@@ -83,3 +84,17 @@ class Failure:
 
 
 Answer = Footprint | Planned | Failure
+FOOTPRINT = (
+    *("peak_bytes", "peak_with_workspace_bytes", "floor_bytes", "floor_with_workspace_bytes"),
+    *("exact", "state_in_place"),
+)
+PLAN = (
+    *("predicted_peak_with_workspace_bytes", "extra_cost_fraction"),
+    *("bound_fraction", "bound_kind", "recomputed_nodes"),
+)
+"""What rows of the table say of these, by name of the field and of the JSON's key."""
+
+
+def known_json(answer: Answer | None, *names: str) -> dict[str, object]:
+    """Fields of an answer by name; null where there is none."""
+    return dict.fromkeys(names) if answer is None else attributes_json(answer, *names)

@@ -8,9 +8,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from memplan.api.analysis import ACCOUNTING_VERSION
-from memplan.api.summary import Summary
-from memplan.api.sweep.fit import Fit, failure_json
-from memplan.api.sweep.point import Failure, Footprint, Planned
+from memplan.api.summary import Summary, attributes_json, fields_json
+from memplan.api.sweep.fit import Fit
+from memplan.api.sweep.point import FOOTPRINT, PLAN, Failure, Footprint, Planned, known_json
 from memplan.api.versions import runtime_json
 from memplan.errors import EXIT_BUG, InfeasibleError, MemplanError
 from memplan.options import SweepOptions
@@ -56,30 +56,14 @@ class SweepPoint:
 
     def as_json(self) -> dict[str, object]:
         """All fields, by name; null where there is nothing to say."""
-        shape, plan = self.footprint, self.planned
         return {
-            "model": str(self.model),
-            "dims": dict(self.dims),
-            "session": self.session,
-            "provider": self.provider,
+            **attributes_json(self, "model", "dims", "session", "provider"),
             "budget": self.budget.text if self.budget else None,
             "budget_bytes": self.budget_bytes,
             "status": str(self.status),
-            "peak_bytes": shape.peak_bytes if shape else None,
-            "peak_with_workspace_bytes": shape.peak_with_workspace_bytes if shape else None,
-            "floor_bytes": shape.floor_bytes if shape else None,
-            "floor_with_workspace_bytes": shape.floor_with_workspace_bytes if shape else None,
-            "exact": shape.exact if shape else None,
-            "state_in_place": shape.state_in_place if shape else None,
-            "predicted_peak_bytes": plan.predicted_peak_bytes if plan else None,
-            "predicted_peak_with_workspace_bytes": (
-                plan.predicted_peak_with_workspace_bytes if plan else None
-            ),
-            "extra_cost_fraction": plan.extra_cost_fraction if plan else None,
-            "bound_fraction": plan.bound_fraction if plan else None,
-            "bound_kind": plan.bound_kind if plan else None,
-            "recomputed_nodes": plan.recomputed_nodes if plan else None,
-            "error": failure_json(self.failure),
+            **known_json(self.footprint, *FOOTPRINT),
+            **known_json(self.planned, "predicted_peak_bytes", *PLAN),
+            "error": None if self.failure is None else fields_json(self.failure),
         }
 
 
@@ -175,9 +159,7 @@ class Sweep(Summary):
             "time_limit_seconds": None if options.effort else options.time_limit,
             "reserve": options.reserve.text,
             "accounting_version": ACCOUNTING_VERSION,
-            "points": [point.as_json() for point in self.points],
-            "fits": [fit.as_json() for fit in self.fits],
-            "assumptions": list(self.assumptions),
+            **attributes_json(self, "points", "fits", "assumptions"),
             "runtime": {provider: runtime_json(provider) for provider in self.providers},
         }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from memplan.api.summary import Summary
+from memplan.api.summary import Summary, attributes_json, fields_json
 from memplan.api.validate.proof import proof_line
 from memplan.api.validate.same_interface import some_names
 from memplan.api.versions import runtime_json
@@ -14,6 +14,12 @@ from memplan.runtime.compare_outputs import Comparison
 from memplan.units import counted
 
 SCHEMA = "memplan.validation/1"
+_MEASURED = (
+    "measured_peak_bytes",
+    "measured_dynamic_bytes",
+    "second_run_dynamic_bytes",
+    "arena_bytes",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,25 +85,14 @@ class Run:
 
     def as_json(self) -> dict[str, object]:
         """All fields, by name; of memory that was not measured, None."""
-        measured = (lambda nbytes: nbytes) if self.counted else (lambda nbytes: None)
-        return {
-            "label": self.label,
-            "session": self.session,
-            "predicted_peak_bytes": self.predicted_peak_bytes,
-            "predicted_peak_with_workspace_bytes": self.predicted_peak_with_workspace_bytes,
-            "predicted_later_dynamic_bytes": self.predicted_later_dynamic_bytes,
-            "measured_peak_bytes": measured(self.measured_peak_bytes),
-            "resident_bytes": self.resident_bytes,
-            "measured_dynamic_bytes": measured(self.measured_dynamic_bytes),
-            "second_run_dynamic_bytes": measured(self.second_run_dynamic_bytes),
-            "further_draws": [
-                {"dynamic_bytes": measured(nbytes)} for nbytes in self.further_dynamic_bytes
-            ],
-            "arena_bytes": measured(self.arena_bytes),
-            "rss_growth_bytes": self.rss_growth_bytes,
-            "seconds_median": self.seconds_median,
-            "nodes_by_provider": dict(self.providers),
-        }
+        found = fields_json(self)
+        further = found.pop("further_dynamic_bytes")
+        found |= {"further_draws": [{"dynamic_bytes": nbytes} for nbytes in further]}
+        found |= {"nodes_by_provider": found.pop("providers")}
+        if not found.pop("counted"):
+            found |= dict.fromkeys(_MEASURED)
+            found["further_draws"] = [{"dynamic_bytes": None} for _ in further]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,37 +294,27 @@ class Validation(Summary):
         return found
 
     @property
-    def _plain_default(self) -> Run | None:
+    def plain_default(self) -> Run | None:
         """The user's own file in a plain session."""
         return self.original if self.session == "default" else self.other
 
     def as_json(self) -> dict[str, object]:
         """The JSON object of the contract."""
+        compared = self.comparison
         return {
             "schema": SCHEMA,
-            "provider": self.provider,
-            "session": self.session,
-            "proved": self.proved,
-            "equality": self.equality,
-            "state_in_place": self.state_in_place,
-            "max_abs_diff": self.comparison.max_abs_diff,
-            "max_rel_diff": self.comparison.max_rel_diff,
-            "equivalence": self.equivalence.as_json(),
+            **attributes_json(self, "provider", "session", "proved", "equality", "state_in_place"),
+            "max_abs_diff": compared.max_abs_diff,
+            "max_rel_diff": compared.max_rel_diff,
+            **attributes_json(self, "equivalence"),
             "draws": len(self.comparisons),
-            "vacuous_outputs": dict(self.vacuous_outputs),
-            "contradicted_outputs": list(self.contradicted_outputs),
+            **attributes_json(self, "vacuous_outputs", "contradicted_outputs"),
             "later_runs_bitwise_equal": self.later_bits_equal,
-            "original": self.original.as_json(),
-            "rewritten": self.rewritten.as_json(),
-            "plain_default": self._plain_default.as_json() if self._plain_default else None,
-            "other": self.other.as_json() if self.other else None,
-            "budget_bytes": self.budget_bytes,
-            "within_budget": self.within_budget,
-            "compared_outputs": self.comparison.outputs,
+            **attributes_json(self, "original", "rewritten", "plain_default", "other"),
+            **attributes_json(self, "budget_bytes", "within_budget"),
+            "compared_outputs": compared.outputs,
             "later_runs_within_budget": self.later_within_budget,
-            "clones": self.clones,
-            "surviving_clones": self.surviving_clones,
-            "order_kept": self.order_kept,
+            **attributes_json(self, "clones", "surviving_clones", "order_kept"),
             "findings": [finding.text for finding in self.findings],
             "finding_parts": [finding.part for finding in self.findings],
             "notes": list(self.notes),

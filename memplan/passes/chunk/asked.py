@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from memplan.deadline import Deadline
 from memplan.errors import UsageError
-from memplan.passes.chunk.chunk_candidates import COUNTS, LAYERS, REGIONS
+from memplan.passes.chunk.part import COUNTS, LAYERS, REGIONS
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline
 

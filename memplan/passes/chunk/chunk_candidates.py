@@ -1,20 +1,18 @@
-"""What may go into chunks: regions around the tensors that make the peak or the floor."""
+"""What may go into chunks: regions around the tensors that make the peak or the floor, or the last
+layers of a network, forward and backward together."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
-from math import gcd
+from collections.abc import Collection, Iterator
 
 from memplan.ir.graph import Graph, TensorKind
 from memplan.ir.graph_facts import Facts
-from memplan.passes.chunk.chunk_writer import Part
 from memplan.passes.chunk.outline import Estimate
+from memplan.passes.chunk.part import COUNTS, LAYERS, Part
 from memplan.passes.chunk.region import Region, grow
+from memplan.passes.chunk.turn import turn_again, turns
 from memplan.planning.plan_file import ChunkDecision
 
-REGIONS, LAYERS = "regions", "layers"
-COUNTS = (2, 4, 8, 16, 32, 64)
 # Tensors are followed if they are larger than this share of the one that a region grew from.
 _FOLLOWED = 4
 _MOST_NODES = 150
@@ -23,80 +21,14 @@ _SEEDS = 6
 _LEAST_SEED = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A part of a graph in chunks; ``decision``: what a replay needs of it, ``what`` it is, in a
-    few words."""
-
-    part: Part
-    decision: ChunkDecision
-    what: str
-
-    @property
-    def words(self) -> str:
-        """With how many chunks."""
-        return f"{self.what} in {self.part.count} chunks"
-
-    def doubled(self) -> Choice:
-        """The same in twice as many chunks."""
-        count = 2 * self.part.count
-        part, decision = replace(self.part, count=count), replace(self.decision, count=count)
-        return replace(self, part=part, decision=decision)
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """Regions of one kind, which share no node, around the tensors ``seeds`` (names) along
-    ``axis``."""
-
-    seeds: tuple[str, ...]
-    axis: int
-    regions: tuple[Region, ...]
-
-    def without(self, taken: Collection[int]) -> Candidate:
-        """The regions that have none of these nodes."""
-        left = [
-            pair
-            for pair in zip(self.seeds, self.regions, strict=True)
-            if not any(node in taken for node in pair[1].uses)
-        ]
-        if len(left) == len(self.regions):
-            return self
-        return Candidate(tuple(s for s, _ in left), self.axis, tuple(r for _, r in left))
-
-    def divides(self, graph: Graph, count: int) -> bool:
-        """Whether chunks of equal size can be had."""
-        return all(region.divisor(graph) % count == 0 for region in self.regions)
-
-    def choice(self, graph: Graph, count: int) -> Choice:
-        """The regions in so many chunks."""
-        decision = ChunkDecision(REGIONS, self.seeds, self.axis, count)
-        return Choice(Part(self.regions, count), decision, self.describe(graph))
-
-    def describe(self, graph: Graph) -> str:
-        """What they are, in a few words."""
-        first = self.regions[0]
-        largest = max(first.axis, key=lambda t: (graph.tensors[t].nbytes, -t))
-        where = f"'{graph.tensors[largest].name}'"
-        many = len(self.regions)
-        return f"{many} regions like that of {where}" if many > 1 else f"the region of {where}"
-
-
-def counts_of(graph: Graph, regions: Iterable[Region]) -> tuple[int, ...]:
-    """Into how many chunks regions may go so that products keep their kernels."""
-    most = min(region.most_chunks(graph) for region in regions)
-    divisor = gcd(*(region.divisor(graph) for region in regions))
-    return tuple(count for count in COUNTS if count <= most and divisor % count == 0)
-
-
 class Regions:
     """Regions of a graph, grown once each."""
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
-        self._found: dict[tuple[object, ...], Candidate] = {}
+        self._found: dict[tuple[object, ...], Part] = {}
 
-    def around(self, estimate: Estimate, taken: Collection[int]) -> Iterator[Candidate]:
+    def around(self, estimate: Estimate, taken: Collection[int]) -> Iterator[Part]:
         """Regions around the tensors that make the peak or the floor, with all others like them.
 
         Args:
@@ -116,7 +48,7 @@ class Regions:
                     seen.add(key)
                     yield found
 
-    def _alike(self, seed: int, axis: int) -> Candidate:
+    def _alike(self, seed: int, axis: int) -> Part:
         kind = *_kind(self.facts.graph, seed), axis
         found = self._found.get(kind)
         if found is None:
@@ -126,18 +58,42 @@ class Regions:
         return found
 
 
-def again(facts: Facts, seeds: Iterable[str], axis: int) -> tuple[Region, ...]:
-    """The regions around tensors of these names; empty if one is not there."""
+def layers(facts: Facts, forward: frozenset[int], estimate: Estimate, count: int) -> list[Part]:
+    """What layers there are along an axis, in how many chunks each; what adds most comes last.
+
+    Args:
+        facts: what is known of the graph.
+        forward: the nodes that the loss depends on.
+        estimate: what is at the peak and at the floor.
+        count: of chunks; 0: as many as keep the kernels of products.
+    """
+    graph = facts.graph
+    for seed in seeds(graph, estimate):
+        for axis in range(len(graph.tensors[seed].shape)):
+            every = turns(facts, forward, seed, axis)
+            found = [part.into(each) for part in every for each in part.counts(graph, count)]
+            if found:
+                return sorted(found, key=lambda part: part.added)
+    return []
+
+
+def again(facts: Facts, decision: ChunkDecision) -> Part | None:
+    """The part of a plan file; None where the graph has none like it, or it does not divide."""
+    graph, count, axis = facts.graph, decision.count, decision.axis
     regions: list[Region] = []
-    for name in seeds:
-        tensor = facts.graph.tensor_named(name)
+    for name in decision.seeds:
+        tensor = graph.tensor_named(name)
         if tensor is None or axis >= len(tensor.shape):
-            return ()
-        region = grow(facts, tensor.id, axis, tensor.nbytes // _FOLLOWED)
+            return None
+        if decision.kind == LAYERS:
+            region = turn_again(facts, tensor.id, axis, decision.first, decision.last)
+        else:
+            region = grow(facts, tensor.id, axis, tensor.nbytes // _FOLLOWED)
         if region is None:
-            return ()
+            return None
         regions.append(region)
-    return tuple(regions)
+    found = Part(tuple(regions), count)
+    return found if regions and count > 1 and found.counts(graph, count) else None
 
 
 def seeds(graph: Graph, estimate: Estimate) -> list[int]:
@@ -161,7 +117,7 @@ def _kind(graph: Graph, tensor: int) -> tuple[object, ...]:
     return graph.nodes[value.producer].key, value.shape, value.dtype
 
 
-def alike(facts: Facts, seed: int, axis: int) -> Candidate:
+def alike(facts: Facts, seed: int, axis: int) -> Part:
     """The region around a tensor, and those around others of its kind that share no node."""
     graph = facts.graph
     smallest = graph.tensors[seed].nbytes // _FOLLOWED
@@ -185,4 +141,5 @@ def alike(facts: Facts, seed: int, axis: int) -> Candidate:
         found[tensor] = region
     ordered = sorted(found, key=lambda tensor: min(found[tensor].uses))
     names = tuple(graph.tensors[tensor].name for tensor in ordered)
-    return Candidate(names, axis, tuple(found[tensor] for tensor in ordered))
+    regions = tuple(found[tensor] for tensor in ordered)
+    return Part(regions, seeds=names, axis=axis)

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from memplan.ops.book import SHAPE_READERS
-from memplan.passes.chunk.chunk_writer import Part, write_chunks
+from memplan.passes.chunk.chunk_writer import write_chunks
+from memplan.passes.chunk.part import Part
 from memplan.passes.surgery import reopened
 from memplan.proto.edit import copied
 from memplan.proto.nodes import operator_key

@@ -18,7 +18,8 @@ from onnx import helper
 from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.ops.book import PRODUCTS
 from memplan.ops.facets import SUM, WHOLE, Use
-from memplan.passes.chunk.region import Region, merged
+from memplan.passes.chunk.part import Part
+from memplan.passes.chunk.region import merged
 from memplan.passes.surgery import ModelEdit
 from memplan.proto.edit import copied
 from memplan.proto.metadata import CHUNK_KEY
@@ -33,24 +34,6 @@ _GEMM_TYPES = frozenset(
         onnx.TensorProto.BFLOAT16,
     }
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Regions that run in ``count`` chunks each."""
-
-    regions: tuple[Region, ...]
-    count: int
-
-    @property
-    def nodes(self) -> int:
-        """How many nodes of the graph."""
-        return sum(len(region.uses) for region in self.regions)
-
-    @property
-    def added(self) -> int:
-        """About how many nodes it adds."""
-        return self.nodes * (self.count - 1)
 
 
 class Chunked:

@@ -20,7 +20,8 @@ import numpy as np
 
 from memplan.ir.graph import Graph
 from memplan.ops.facets import SUM, WHOLE
-from memplan.passes.chunk.chunk_writer import Chunked, Part
+from memplan.passes.chunk.chunk_writer import Chunked
+from memplan.passes.chunk.part import Part
 from memplan.simulate.floor import Needs
 from memplan.simulate.timeline import Timeline
 

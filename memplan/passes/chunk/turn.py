@@ -16,6 +16,7 @@ from itertools import accumulate
 from memplan.ir.graph import Graph
 from memplan.ir.graph_facts import Facts
 from memplan.ops.facets import WHOLE
+from memplan.passes.chunk.part import LAYERS, Part
 from memplan.passes.chunk.region import Growth, Region
 
 SHARES = (1 / 8, 1 / 4, 1 / 2, 1.0)
@@ -31,16 +32,7 @@ _MOST_IN_BLOCKS = 2000
 _EVERYTHING = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A region around the loss, from the node ``first`` to the node ``last`` (ids)."""
-
-    first: int
-    last: int
-    region: Region
-
-
-def turns(facts: Facts, forward: frozenset[int], seed: int, axis: int) -> Iterator[Turn]:
+def turns(facts: Facts, forward: frozenset[int], seed: int, axis: int) -> Iterator[Part]:
     """Regions around the loss along an axis, by rising size.
 
     Args:
@@ -49,24 +41,29 @@ def turns(facts: Facts, forward: frozenset[int], seed: int, axis: int) -> Iterat
         seed: a tensor of the region.
         axis: its axis.
     """
-    growth = Growth(facts, _EVERYTHING)
-    if not growth.start(seed, axis, len(facts.graph.nodes)):
+    growth, graph = Growth(facts, _EVERYTHING), facts.graph
+    if not growth.start(seed, axis, len(graph.nodes)):
         return
     stash = _stash(growth, forward)
     if stash is None:
         return
-    borders = _Borders.of(growth, forward)
+    borders, name = _Borders.of(growth, forward), graph.tensors[seed].name
     for window in dict.fromkeys(borders.window(stash, share) for share in SHARES):
         region = between(growth, *window)
         if region is not None:
-            yield Turn(*window, region)
+            first, last = (graph.nodes[place].name for place in window)
+            yield Part((region,), 1, LAYERS, (name,), axis, first, last)
 
 
-def turn_again(facts: Facts, seed: int, axis: int, first: int, last: int) -> Region | None:
-    """The region of a :class:`Turn`, found again; None if it is not there."""
+def turn_again(
+    facts: Facts, seed: int, axis: int, first: str | None, last: str | None
+) -> Region | None:
+    """The region of such a part, found again; None if it is not there."""
+    places = {node.name: node.id for node in facts.graph.nodes}
     growth = Growth(facts, _EVERYTHING)
-    grown = growth.start(seed, axis, len(facts.graph.nodes))
-    return between(growth, first, last) if grown else None
+    if not {first, last} <= places.keys() or not growth.start(seed, axis, len(places)):
+        return None
+    return between(growth, places[first or ""], places[last or ""])
 
 
 def between(growth: Growth, first: int, last: int) -> Region | None:

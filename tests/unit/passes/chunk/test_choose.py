@@ -14,8 +14,8 @@ from memplan.deadline import Deadline
 from memplan.errors import UsageError
 from memplan.passes.chunk.asked import NO_TIME, Asked, Room, parse_chunks
 from memplan.passes.chunk.choose_chunks import Chunks
-from memplan.passes.chunk.chunk_candidates import LAYERS, REGIONS
 from memplan.passes.chunk.chunk_state import state_of
+from memplan.passes.chunk.part import LAYERS, REGIONS
 from memplan.simulate.timeline import simulate
 
 BIG = head(rows=2048, width=8, classes=512)

@@ -16,14 +16,14 @@ from memplan.deadline import Deadline
 from memplan.passes.change import facts_of
 from memplan.passes.chunk.asked import NO_TIME, Room
 from memplan.passes.chunk.choose_chunks import Chunks
-from memplan.passes.chunk.chunk_candidates import LAYERS, seeds
+from memplan.passes.chunk.chunk_candidates import seeds
 from memplan.passes.chunk.chunk_state import State, chunked
-from memplan.passes.chunk.chunk_writer import Part
 from memplan.passes.chunk.outline import Outline
-from memplan.passes.chunk.turn import Turn, turns
+from memplan.passes.chunk.part import LAYERS, Part
+from memplan.passes.chunk.turn import turns
 
 
-def turns_of(state: State, axis: int = 0) -> list[Turn]:
+def turns_of(state: State, axis: int = 0) -> list[Part]:
     whole = Outline(state.model.graph, state.timeline).estimate(())
     assert whole is not None
     seed = seeds(state.model.graph, whole)[0]
@@ -35,16 +35,16 @@ def test_regions_grow_from_the_loss_and_have_forward_and_backward_together() -> 
     found = turns_of(state)
     assert len(found) > 2
     for smaller, larger in itertools.pairwise(found):
-        assert smaller.region.uses.keys() < larger.region.uses.keys()
+        assert smaller.regions[0].uses.keys() < larger.regions[0].uses.keys()
     phases = state.model.phases.of
-    for turn in found:
-        assert set(turn.region.block.values()) == {0}
-        assert len({phases[node] for node in turn.region.uses}) > 1
+    for region in (part.regions[0] for part in found):
+        assert set(region.block.values()) == {0}
+        assert len({phases[node] for node in region.uses}) > 1
 
 
 def test_what_counts_rows_is_computed_ahead() -> None:
     state = state_from(layered())
-    names = {state.model.graph.nodes[n].name for n in turns_of(state)[-1].region.uses}
+    names = {state.model.graph.nodes[n].name for n in turns_of(state)[-1].regions[0].uses}
     assert "sum" in names
     assert "count" not in names
 
@@ -108,8 +108,8 @@ def test_what_needs_the_whole_batch_keeps_layers_together() -> None:
     before = state_from(memplan.gradients(model, "loss", ["u", "v"]))
     feeds = drawn(before.model)
     expected = runs(before.model, feeds)
-    for turn in turns_of(before):
-        after = chunked(before, [Part((turn.region,), 4)])
+    for part in turns_of(before):
+        after = chunked(before, [part.into(4)])
         assert proof(before.model.prepared.proto, after.model.prepared.proto).reason is None
         for name, value in runs(after.model, feeds).items():
             np.testing.assert_allclose(value, expected[name], rtol=1e-4, err_msg=name)

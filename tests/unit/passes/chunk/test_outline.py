@@ -12,10 +12,11 @@ from helpers.chunking import ATTENTION, drawn, head, layered, runs, state_from
 from helpers.graphs import tensor
 from helpers.proofs import proof
 from memplan.passes.change import facts_of
-from memplan.passes.chunk.chunk_candidates import Regions, counts_of
+from memplan.passes.chunk.chunk_candidates import Regions
 from memplan.passes.chunk.chunk_state import State, chunked
-from memplan.passes.chunk.chunk_writer import Chunked, Part
+from memplan.passes.chunk.chunk_writer import Chunked
 from memplan.passes.chunk.outline import Outline
+from memplan.passes.chunk.part import Part
 from memplan.passes.chunk.region import Growth
 
 WIDE = head(rows=2048, width=8, classes=512)
@@ -40,9 +41,9 @@ def test_an_estimate_is_near_what_is_written(text: str | onnx.ModelProto, count:
     assert whole is not None
     near = 0
     for candidate in Regions(facts_of(state.model)).around(whole, ()):
-        if count not in counts_of(state.model.graph, candidate.regions):
+        if count not in candidate.counts(state.model.graph):
             continue
-        parts = [candidate.choice(state.model.graph, count).part]
+        parts = [candidate.into(count)]
         found, written = outline.estimate(parts), chunked(state, parts)
         assert found is not None
         better = written.peak_bytes < 0.9 * state.peak_bytes

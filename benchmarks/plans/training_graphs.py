@@ -25,6 +25,7 @@ from memplan.errors import ModelError, UsageError
 from memplan.ir.phases import differentiated
 from memplan.ops.cost import DEVICES, node_costs
 from memplan.planning.apply import apply_plan
+from memplan.planning.encode_problem import within
 from memplan.planning.planner import PlanRequest, Prepared, as_plan, prepare
 from memplan.shapes.fold import small_constants
 from memplan.simulate.opened import OpenModel, open_model
@@ -132,7 +133,7 @@ def run_point(loaded: Loaded, budget: str, name: str, seconds: float, device: st
         VerificationError: the plan does not hold; nothing is to be reported.
     """
     room = parse_size(budget).resolve(loaded.peak)
-    problem = loaded.prepared.encoded.problem(room)
+    problem = within(loaded.prepared.problem, room)
     strategy = peer_or_strategy(name)
     begin = time.perf_counter()
     point = Result(

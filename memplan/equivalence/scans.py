@@ -31,7 +31,8 @@ from memplan.equivalence.normal_forms import (
     View,
 )
 from memplan.equivalence.rewrite_rules import same_as, view, view_root
-from memplan.equivalence.terms import ABSENT, UNKNOWN, Terms
+from memplan.equivalence.terms import ABSENT, UNKNOWN, Terms, plain_attributes
+from memplan.proto.loop_node import body_of, loop_layout
 
 _FLOAT = onnx.TensorProto.FLOAT
 _END = 2**31 - 1
@@ -51,26 +52,19 @@ class ScanCall:
 
 def read_scan(node: onnx.NodeProto, reads: tuple[int, ...], terms: Terms) -> ScanCall:
     """Read a Scan of opset 9 or newer."""
-    given = {a.name: a for a in node.attribute}
-    count = given["num_scan_inputs"].i
-    states = len(reads) - count
-    body = given["body"].g
-
-    def numbers(name: str, size: int) -> list[int]:
-        return list(given[name].ints) if name in given else [0] * size
-
-    axes = numbers("scan_input_axes", count)
-    directions = numbers("scan_input_directions", count)
-    sequences = tuple(zip(reads[states:], axes, map(bool, directions), strict=True))
-    made = len(body.output) - states
-    stacked = zip(
-        numbers("scan_output_axes", made),
-        map(bool, numbers("scan_output_directions", made)),
-        strict=True,
+    layout = loop_layout("Scan", plain_attributes(node), len(reads))
+    states = layout.states
+    sequences = tuple(
+        (term, layout.input_axis(slot), layout.input_reversed(slot))
+        for slot, term in enumerate(reads[states:])
+    )
+    stacked = tuple(
+        (layout.output_axis(slot), layout.output_reversed(slot))
+        for slot in range(len(body_of(node).output) - states)
     )
     shapes = ((terms.fact(term).shape, axis) for term, axis, _ in sequences)
     steps = next((shape[axis] for shape, axis in shapes if shape is not None), None)
-    return ScanCall(reads[:states], sequences, tuple(stacked), steps)
+    return ScanCall(reads[:states], sequences, stacked, steps)
 
 
 def added_at_once(rows: int, inner: int, columns: int) -> bool:

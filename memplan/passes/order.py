@@ -43,6 +43,7 @@ class Order:
     def apply(self, model: OpenModel, timeline: Timeline) -> Applied:
         """The model in a lower order, if the search finds one."""
         # numba is slow to import: only where an order is wanted.
+        from memplan.planning.encode_problem import within
         from memplan.planning.planner import PlanRequest, prepare
         from memplan.solver.order.lowest import LowestOptions, lowest_order
 
@@ -57,7 +58,7 @@ class Order:
             early_results(timeline, alone=False),
             early_results(timeline, alone=True),
         ]
-        sequence = lowest_order(prepared.encoded.problem(floor), options, starts)
+        sequence = lowest_order(within(prepared.problem, floor), options, starts)
         return Applied(in_order(model, [int(node) for node in sequence]))
 
 
@@ -135,35 +136,26 @@ def early_order(graph: Graph, updates: set[int]) -> list[int]:
     if graph.state is not None:
         for maker, nodes in graph.state.before.items():
             sources[maker].update(nodes)
-    waiting_for: list[int] = []  # per node: how many nodes other than updates it needs, in all
-    behind: list[set[int]] = []
+    due: list[int] = []  # the last node other than updates that it waits for; -1: none
+    last: dict[int, list[int]] = {}
     for node in graph.nodes:
-        mine = set().union(*(behind[s] if s in updates else {s} for s in sources[node.id]))
-        behind.append(mine if node.id in updates else set())
-        waiting_for.append(len(mine))
-    readers: dict[int, list[int]] = {}
-    for update in sorted(updates):
-        for source in behind[update]:
-            readers.setdefault(source, []).append(update)
-    order: list[int] = []
-    done: set[int] = set()
+        waits = (due[s] if s in updates else s for s in sources[node.id])
+        due.append(max(waits, default=-1))
+        if node.id in updates:
+            last.setdefault(due[-1], []).append(node.id)
+    order: dict[int, None] = {}
 
     def run(node: int) -> None:
         """``node``, and before it the updates that it reads."""
-        for source in sorted(sources[node] - done):
+        for source in sorted(sources[node] - order.keys()):
             run(source)
-        if node not in done:
-            done.add(node)
-            order.append(node)
+        order.setdefault(node)
 
     for node in graph.nodes:
-        if node.id in updates:
-            continue
-        run(node.id)
-        for update in readers.get(node.id, ()):
-            waiting_for[update] -= 1
-            if waiting_for[update] == 0:
+        if node.id not in updates:
+            run(node.id)
+            for update in last.get(node.id, ()):
                 run(update)
     for update in sorted(updates):
         run(update)
-    return order
+    return list(order)

@@ -93,6 +93,7 @@ class _Writer:
         copies = plan.extended.of_kind(ON_HOST)
         self.copies = {node: (OFFLOAD, copy.tensor) for copy in copies for node in copy.encode}
         self.copies |= {copy.decode: (RELOAD, copy.tensor) for copy in copies}
+        self.hosted = {self.graph.nodes[n].outputs[0]: c.tensor for c in copies for n in c.encode}
 
     def nodes(self) -> Iterator[onnx.NodeProto]:
         """The nodes in the order of the plan."""
@@ -104,8 +105,6 @@ class _Writer:
     def _instance(
         self, position: int, node: Node, original: onnx.NodeProto | None
     ) -> onnx.NodeProto:
-        if node.id in self.copies:
-            return self._host_copy(node, *self.copies[node.id])
         proto = _copy_or_make(node, original, self.graph)
         self.runs[node.id] += 1
         is_clone = original is None or self.runs[node.id] > 1
@@ -113,7 +112,6 @@ class _Writer:
         rename_reads(proto, renamed)
         self.used_constants.update(renamed.values())
         if is_clone:
-            proto.name = self._name_of_clone(node.name)
             self._mark(proto, node)
         elif self.plan.tags and node.name in self.plan.recomputed:
             _add_metadata(proto, self.plan.tags)
@@ -124,31 +122,10 @@ class _Writer:
             if self._unread(position, node, slot):
                 unread.add(proto.output[slot])
             elif is_clone:
-                name = self._name_of_clone(self.graph.tensors[tensor].name)
+                proto.output[slot] = name = self._name_of(node, tensor)
                 self._declare(tensor, name)
-                proto.output[slot] = name
                 self.current[tensor] = name
         leave_out(proto, unread, operator(node.key).listed_outputs)
-        return proto
-
-    def _host_copy(self, node: Node, role: str, tensor: int) -> onnx.NodeProto:
-        """A copy of ``tensor`` to the host or back."""
-        proto = _copy_or_make(node, None, self.graph)
-        rename_reads(proto, {self.graph.tensors[t].name: self.current[t] for t in node.reads})
-        of = self.graph.tensors[tensor].name
-        proto.name = self.names.fresh(f"{of}/{role}")
-        name = self.names.fresh(f"{of}/{'host' if role == OFFLOAD else 'again'}")
-        self._declare(node.outputs[0], name, like=tensor)
-        proto.output[0] = name
-        self.current[node.outputs[0]] = name
-        _add_metadata(
-            proto,
-            {
-                "memplan.role": role,
-                "memplan.of": of,
-                "memplan.saves_bytes": str(self.graph.tensors[tensor].nbytes),
-            },
-        )
         return proto
 
     def _unread(self, position: int, node: Node, slot: int) -> bool:
@@ -160,25 +137,31 @@ class _Writer:
             return False
         return self.read_counts[position][slot] == 0
 
-    def _name_of_clone(self, name: str) -> str:
-        return self.names.fresh(f"{name}/recompute", first=2)
+    def _name_of(self, node: Node, tensor: int) -> str:
+        """A name for what a recomputed node or a copy makes."""
+        if node.id not in self.copies:
+            return self.names.fresh(f"{self.graph.tensors[tensor].name}/recompute", first=2)
+        role, of = self.copies[node.id]
+        where = "host" if role == OFFLOAD else "again"
+        return self.names.fresh(f"{self.graph.tensors[of].name}/{where}")
 
     def _mark(self, proto: onnx.NodeProto, node: Node) -> None:
+        """Name a recomputed node or a copy, and note what it is."""
+        role, of, tags = "recompute", node.name, self.plan.tags
+        if node.id in self.copies:
+            role, tensor = self.copies[node.id]
+            of, tags = self.graph.tensors[tensor].name, {}
+            proto.name = self.names.fresh(f"{of}/{role}")
+        else:
+            proto.name = self.names.fresh(f"{of}/{role}", first=2)
         saved = sum(self.graph.tensors[t].nbytes for t in node.writes)
-        _add_metadata(
-            proto,
-            {
-                "memplan.role": "recompute",
-                "memplan.of": node.name,
-                "memplan.saves_bytes": str(saved),
-                **self.plan.tags,
-            },
-        )
+        noted = {"memplan.role": role, "memplan.of": of, "memplan.saves_bytes": str(saved)}
+        _add_metadata(proto, {**noted, **tags})
 
-    def _declare(self, tensor: int, name: str, like: int | None = None) -> None:
-        """Shape information for a clone's output, as the original states it; for a copy of the
-        tensor ``like``, that one's."""
-        source = self.graph.tensors[tensor if like is None else like]
+    def _declare(self, tensor: int, name: str) -> None:
+        """Shape information for a clone's output, as the original states it; for a copy to the
+        host, that of what it copies."""
+        source = self.graph.tensors[self.hosted.get(tensor, tensor)]
         known = self.known_info.get(source.name)
         if known is not None:
             info = renamed(known, name)

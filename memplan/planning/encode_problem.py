@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -27,63 +27,36 @@ from memplan.simulate.devices import host_copies
 from memplan.simulate.timeline import Timeline, node_workspace
 from memplan.solver.build import Output, ProblemBuilder
 from memplan.solver.forms import with_makers
-from memplan.solver.problem import NONE, Arrays, Flags, Form, Ints, Labels, Problem
+from memplan.solver.problem import NONE, Arrays, Flags, Ints, Problem
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """A problem, which nodes may move, and why some are never recomputed (node name → reason).
+def within(problem: Problem, budget: int, force: frozenset[int] = frozenset()) -> Problem:
+    """The problem for a budget of dynamic bytes and workspace.
 
-    ``forward``, ``intensive``, ``labels`` and ``forms`` as in :class:`Problem`.
+    ``force``: tensors that are to be recomputed whatever the budget (``--recompute``). What nothing
+    makes again but another form of it is not.
     """
-
-    arrays: Arrays
-    order: tuple[int, ...]
-    movable: Flags
-    refusals: dict[str, str] = field(default_factory=dict)
-    forward: Flags | None = None
-    intensive: Flags | None = None
-    labels: Labels | None = None
-    forms: tuple[Form, ...] = ()
-
-    def problem(self, budget: int, force: frozenset[int] = frozenset()) -> Problem:
-        """The problem for a budget of dynamic bytes and workspace.
-
-        ``force``: tensors that are to be recomputed whatever the budget (``--recompute``). What
-        nothing makes again but another form of it is not.
-        """
-        maker = self.arrays.maker
-        force -= {form.tensor for form in self.forms if maker[form.tensor] == form.decode}
-        order = np.asarray(self.order, dtype=np.int64)
-        protected = np.zeros(len(self.arrays.cost), np.bool_)
-        start, late = order, np.ones(len(order), np.bool_)
-        if self.forward is not None:
-            late = ~self.forward[order]
-        wanted: dict[int, list[int]] = {}
-        for tensor in sorted(force):
-            wanted.setdefault(int(maker[tensor]), []).append(tensor)
-        wanted.pop(NONE, None)
-        # What is made last comes first: what it is made of is then read late, and made again for
-        # it, instead of being held until then.
-        for node in sorted(wanted, key=lambda node: -int(self.arrays.rank[node])):
-            position = _widest_gap(self.arrays, start, late, wanted[node])
-            if position is not None:
-                nodes = _with_sources(self.arrays, start, node)
-                start = np.insert(start, [position] * len(nodes), nodes)
-                late = np.insert(late, [position] * len(nodes), True)
-                protected[nodes] = True
-        return Problem(
-            self.arrays,
-            order,
-            budget,
-            start,
-            protected,
-            self.movable,
-            self.forward,
-            self.intensive,
-            self.labels,
-            self.forms,
-        )
+    arrays, order = problem.arrays, problem.order
+    maker = arrays.maker
+    force -= {form.tensor for form in problem.forms if maker[form.tensor] == form.decode}
+    protected = np.zeros(len(arrays.cost), np.bool_)
+    start, late = order, np.ones(len(order), np.bool_)
+    if problem.forward is not None:
+        late = ~problem.forward[order]
+    wanted: dict[int, list[int]] = {}
+    for tensor in sorted(force):
+        wanted.setdefault(int(maker[tensor]), []).append(tensor)
+    wanted.pop(NONE, None)
+    # What is made last comes first: what it is made of is then read late, and made again for it,
+    # instead of being held until then.
+    for node in sorted(wanted, key=lambda node: -int(arrays.rank[node])):
+        position = _widest_gap(arrays, start, late, wanted[node])
+        if position is not None:
+            nodes = _with_sources(arrays, start, node)
+            start = np.insert(start, [position] * len(nodes), nodes)
+            late = np.insert(late, [position] * len(nodes), True)
+            protected[nodes] = True
+    return replace(problem, budget=budget, start=start, protected=protected)
 
 
 def _with_sources(arrays: Arrays, sequence: Ints, node: int) -> list[int]:
@@ -130,8 +103,8 @@ def encode(
     keep: frozenset[int] = frozenset(),
     forward: frozenset[int] | None = None,
     differentiated: frozenset[int] | None = None,
-) -> Encoded:
-    """Encode a graph with its rebuild rules for a tuned session.
+) -> Problem:
+    """A graph with its rebuild rules as a problem for a tuned session, without a budget.
 
     Args:
         extended: the graph, shapes known, and its dormant nodes.
@@ -148,7 +121,7 @@ def encode(
     rules = semantics(session.provider)
     graph = extended.graph
     live = replace(graph, nodes=graph.nodes[: extended.first_dormant])
-    refusals = _refusals(live, session.provider)
+    refused = refusals(live, session.provider)
     workspace, _ = node_workspace(graph, session, timeline.inside)
     inside = np.zeros(len(graph.nodes), np.int64)
     for node, nbytes in timeline.inside.nbytes.items():
@@ -158,7 +131,7 @@ def encode(
     turns = [*pairwise(kept_order), *_state_order(live)]
     arrays = graph_arrays(graph, rules, costs, workspace, inside, turns)
     maker = [
-        t.producer if t.producer != ABSENT and t.producer not in refusals else NONE
+        t.producer if t.producer != ABSENT and t.producer not in refused else NONE
         for t in graph.tensors
     ]
     maker += [NONE] * (len(arrays.nbytes) - len(maker))
@@ -168,7 +141,6 @@ def encode(
     stays = {*keep, *given}
     for tensor in stays:
         maker[tensor] = NONE
-    names = {graph.nodes[node].name: reason for node, reason in refusals.items()}
     forms = tuple(form for form in extended.forms if form.tensor not in stays)
     arrays = arrays._replace(
         rank=_ranks(extended, order),
@@ -185,11 +157,14 @@ def encode(
     intensive = np.asarray(
         [operator(node.key).work is not None for node in graph.nodes], dtype=np.bool_
     )
-    return Encoded(
+    start = np.asarray(order, dtype=np.int64)
+    return Problem(
         arrays=arrays,
-        order=tuple(order),
+        order=start,
+        budget=0,
+        start=start,
+        protected=np.zeros(len(arrays.cost), np.bool_),
         movable=_movable(graph),
-        refusals=names,
         forward=known,
         intensive=intensive,
         labels=labels,
@@ -237,12 +212,12 @@ def _overwriters(graph: Graph, count: int) -> Ints:
     return found
 
 
-def without_outputs(encoded: Encoded) -> tuple[Encoded, int]:
+def without_outputs(problem: Problem) -> tuple[Problem, int]:
     """The problem with graph outputs of no size, and the bytes that they take."""
-    arrays = encoded.arrays
+    arrays = problem.arrays
     reserved = int(arrays.nbytes[arrays.pinned].sum())
     nbytes = np.where(arrays.pinned, 0, arrays.nbytes)
-    return replace(encoded, arrays=arrays._replace(nbytes=nbytes)), reserved
+    return replace(problem, arrays=arrays._replace(nbytes=nbytes)), reserved
 
 
 def _movable(graph: Graph) -> Flags:
@@ -272,7 +247,8 @@ def _ranks(extended: Extended, order: Sequence[int]) -> Ints:
     return rank
 
 
-def _refusals(graph: Graph, provider: str) -> dict[int, str]:
+def refusals(graph: Graph, provider: str) -> dict[int, str]:
+    """Why some nodes are never recomputed, by id."""
     found = {}
     for node in graph.nodes:
         reason = refusal(node.key, provider)

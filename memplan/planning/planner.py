@@ -15,7 +15,7 @@ from memplan.errors import InfeasibleError
 from memplan.ir.graph import Graph
 from memplan.ir.phases import differentiated
 from memplan.planning.costs import NodeCosts
-from memplan.planning.encode_problem import Encoded, encode, without_outputs
+from memplan.planning.encode_problem import encode, refusals, within, without_outputs
 from memplan.planning.forms.dormant import Extended
 from memplan.planning.forms.extend_graph import NO_KINDS, extend
 from memplan.planning.forms.on_host import ON_HOST, Offloaded, offloadable
@@ -118,6 +118,7 @@ def plan_request(
 class Prepared:
     """A request, encoded: reused for several budgets.
 
+    ``problem``: without a budget; ``refusals``: why some nodes are never recomputed, by name.
     ``peak_bytes``: of the graph as it is, workspace included. ``reserved_bytes`` are held
     throughout besides the resident ones; the problem leaves them out. ``copy_seconds``: of the
     copies to the host and back, by tensor that may be offloaded.
@@ -125,7 +126,8 @@ class Prepared:
 
     request: PlanRequest
     extended: Extended
-    encoded: Encoded
+    problem: Problem
+    refusals: Mapping[str, str]
     floor: Floor
     resident_bytes: int
     peak_bytes: int
@@ -156,16 +158,18 @@ def prepare(request: PlanRequest, *, rebuild: bool = True) -> Prepared:
         costs[back] += costs[out]
         costs[out] = 0.0
     timeline = simulate(request.graph, request.session)
-    encoded = encode(
+    problem = encode(
         extended, timeline, costs, request.keep, request.forward, request.differentiated
     )
+    refused = refusals(request.graph, request.session.provider)
     reserved = 0
     if request.outputs_reserved:
-        encoded, reserved = without_outputs(encoded)
+        problem, reserved = without_outputs(problem)
     return Prepared(
         request,
         extended,
-        encoded,
+        problem,
+        {request.graph.nodes[n].name: why for n, why in refused.items()},
         structural_floor(request.graph, timeline),
         resident_bytes(extended.graph),
         timeline.peak_with_workspace_bytes,
@@ -210,7 +214,7 @@ def make_plan(
         room = max(prepared.floor.with_workspace, prepared.reserved_bytes)
     elif room < prepared.floor.with_workspace:
         raise _below_floor(prepared)
-    problem = prepared.encoded.problem(room - prepared.reserved_bytes, request.force)
+    problem = within(prepared.problem, room - prepared.reserved_bytes, request.force)
     if known is not None:
         problem = replace(problem, known=(np.asarray(known.sequence, dtype=np.int64),))
     if not strategy.takes_forms:
@@ -319,7 +323,7 @@ def plan_with(prepared: Prepared, sequence: Sequence[int], strategy: str) -> Pla
         bound_kind="trivial",
         strategy=strategy,
         recomputed=_recomputed(prepared.extended, runs),
-        refusals=prepared.encoded.refusals,
+        refusals=prepared.refusals,
         floor=prepared.floor,
         resident_bytes=prepared.resident_bytes,
         planning_seconds=0.0,
@@ -365,29 +369,17 @@ def _below_floor(prepared: Prepared) -> InfeasibleError:
 
 def _not_found(prepared: Prepared, decision: Decision, proven: bool) -> InfeasibleError:
     reached = prepared.resident_bytes + prepared.reserved_bytes + decision.peak
-    if proven:
-        return NoPlanError(
-            prepared,
-            f"no order and no recomputation fits {prepared.request.budget_bytes:,} B (proved); "
-            f"the lowest peak reached is {reached:,} B ({format_bytes(reached)})",
-            _what_works(prepared, reached),
-            proven=True,
-        )
-    return NoPlanError(
-        prepared,
-        f"no plan found within {prepared.request.budget_bytes:,} B; the lowest peak reached is "
-        f"{reached:,} B ({format_bytes(reached)})",
-        _what_works(prepared, reached),
-        proven=False,
-    )
-
-
-def _what_works(prepared: Prepared, reached: int) -> str:
-    """The budget to try next. It is no promise: with more room a strategy takes other steps, which
-    may end above what it reached with less; and plain sessions need room between buffers."""
+    budget = f"{prepared.request.budget_bytes:,} B"
+    found = f"no order and no recomputation fits {budget} (proved)"
+    if not proven:
+        found = f"no plan found within {budget}"
+    # No promise: with more room a strategy takes other steps, which may end above what it reached
+    # with less; and plain sessions need room between buffers.
+    way = f"try {reached:,} B, or a little more"
     if prepared.request.session.name == "default":
-        return "a plain session needs more than that: try a larger budget or --session tuned"
-    return f"try {reached:,} B, or a little more"
+        way = "a plain session needs more than that: try a larger budget or --session tuned"
+    lowest = f"the lowest peak reached is {reached:,} B ({format_bytes(reached)})"
+    return NoPlanError(prepared, f"{found}; {lowest}", way, proven=proven)
 
 
 def _over(prepared: Prepared, decision: Decision, strategy: str) -> InfeasibleError:

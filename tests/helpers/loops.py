@@ -13,10 +13,9 @@ from onnx import helper
 from helpers.graphs import TUNED
 from memplan.autodiff.backward import Request, build_gradients
 from memplan.ops.cost import device_for
-from memplan.passes.loops.choose_storage import named
 from memplan.passes.loops.loop_pairs import RecurrentPair, find_pairs
 from memplan.passes.loops.loop_rewrite import store_less
-from memplan.passes.loops.loop_step import PairStep, read_step
+from memplan.passes.loops.loop_step import PairStep, named, read_step
 from memplan.planning.costs import NodeCosts
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.profiled import profiled_runs

@@ -117,11 +117,11 @@ def task_of(model: OpenModel) -> Task:
             differentiated=differentiated(model.graph, model.phases),
         )
     )
-    labels = prepared.encoded.labels
+    labels = prepared.problem.labels
     if labels is not None:
         marked = np.arange(len(labels.names)) % 5 == 0
         labels = replace(labels, marked=marked)
-        prepared = replace(prepared, encoded=replace(prepared.encoded, labels=labels))
+        prepared = replace(prepared, problem=replace(prepared.problem, labels=labels))
     return Task(model, prepared, prepared.resident_bytes + prepared.floor.with_workspace, peak)
 
 

@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from memplan.errors import UsageError
 from memplan.ir.graph import Graph
 from memplan.passes.loops.cell import CellPlan, plan_cell
-from memplan.passes.loops.choose_storage import OPTION, extra_seconds, named
 from memplan.passes.loops.loop_pairs import find_pairs, sized_bytes
 from memplan.passes.loops.loop_rewrite import store_less
-from memplan.passes.loops.loop_step import PairStep, read_step
+from memplan.passes.loops.loop_step import OPTION, PairStep, extra_seconds, named, read_step
 from memplan.passes.manager import PassStep
 from memplan.planning.costs import NodeCosts
 from memplan.planning.plan import Plan
@@ -90,7 +89,7 @@ def loop_steps(
         model: the model.
         session: what is simulated.
         policy: ``auto``: what is cheap recomputed, and all, up to one that keeps the budget by
-            itself; ``all`` or names (:func:`memplan.passes.loops.choose_storage.named`): that one;
+            itself; ``all`` or names (:func:`memplan.passes.loops.loop_step.named`): that one;
             ``none``: none.
         costs: seconds of nodes.
         budget: bytes, workspace included.

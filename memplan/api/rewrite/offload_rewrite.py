@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from memplan.api.summary import attributes_json
 from memplan.ops.cost import Device
 from memplan.planning.forms.on_host import Offloaded
 from memplan.simulate.timeline import Timeline
@@ -64,10 +65,8 @@ class OffloadReport:
             "experimental": True,
             "to_host_bytes": self.out_bytes,
             "to_device_bytes": self.back_bytes,
-            "host_bytes": self.host_bytes,
-            "seconds": self.seconds,
-            "link_bytes_per_second": self.link_bytes_per_second,
-            "link_source": self.link_source,
+            **attributes_json(self, "host_bytes", "seconds"),
+            **attributes_json(self, "link_bytes_per_second", "link_source"),
             "tensors": {
                 tensor.name: {"nbytes": tensor.nbytes, "reads_back": tensor.reads_back}
                 for tensor in self.tensors

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from memplan.api.summary import fields_json
 from memplan.planning.certificate import certificate, no_bound
 from memplan.planning.plan_file import PlanFile
 
@@ -38,15 +39,7 @@ class Recorded:
 
     def as_json(self) -> dict[str, object]:
         """The JSON object."""
-        return {
-            "exact": True,
-            "recorded": {
-                "extra_cost_fraction": self.extra_cost_fraction,
-                "bound_fraction": self.bound_fraction,
-                "bound_kind": self.bound_kind,
-                "same_seconds": self.same_seconds,
-            },
-        }
+        return {"exact": True, "recorded": fields_json(self)}
 
 
 def recorded_worth(plan: PlanFile, extra_cost: float, chunk_cost: float) -> Recorded:

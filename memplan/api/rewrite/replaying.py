@@ -221,8 +221,8 @@ def _plan(prepared: Prepared, goal: Goal, plan: PlanFile) -> Plan:
     if unknown := [step for step in plan.sequence if step not in ids]:
         raise PlanError(f"the graph has no {_called(unknown[0])}, which the plan runs", EDITED)
     sequence = [ids[step] for step in plan.sequence]
-    costs = prepared.encoded.arrays.cost
-    base = float(sum(costs[node] for node in prepared.encoded.order))
+    costs = prepared.problem.arrays.cost
+    base = float(sum(costs[node] for node in prepared.problem.order))
     runs = Counter(sequence)
     extra = sum(float(costs[node]) * count for node, count in runs.items()) - base
     found = plan_with(prepared, sequence, plan.strategy)

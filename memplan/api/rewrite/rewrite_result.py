@@ -209,15 +209,15 @@ class Rewrite(Summary):
 
 
 def _plain_json(result: Rewrite) -> dict[str, object] | None:
-    if result.plain is None:
+    plain = result.plain
+    if plain is None:
         return None
-    later = result.plain.later
+    later = plain.later
     return {
-        "fences": result.plain.fences,
-        "veils": result.plain.input_fences,
-        "pins": result.plain.pins,
-        "added_nodes": result.plain.added_nodes,
-        "tuned_peak_with_workspace_bytes": result.plain.tuned_peak_bytes,
+        "fences": plain.fences,
+        "veils": plain.input_fences,
+        **attributes_json(plain, "pins", "added_nodes"),
+        "tuned_peak_with_workspace_bytes": plain.tuned_peak_bytes,
         "later_runs_peak_bytes": later.peak_bytes,
         "later_runs_peak_with_workspace_bytes": later.peak_with_workspace_bytes,
         "unlike_nodes": result.unlike_nodes,

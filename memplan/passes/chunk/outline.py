@@ -22,6 +22,7 @@ from memplan.ir.graph import Graph
 from memplan.ops.facets import SUM, WHOLE
 from memplan.passes.chunk.chunk_writer import Chunked
 from memplan.passes.chunk.part import Part
+from memplan.passes.chunk.region import Region
 from memplan.simulate.floor import Needs
 from memplan.simulate.timeline import Timeline
 
@@ -83,18 +84,16 @@ class Outline:
         lengths = [max(1, len(each)) for each in readers]
         self.starts = np.cumsum([0, *lengths], dtype=np.int64)[:-1]
         self.buffer_of = {t: k for k, b in enumerate(self.buffers) for t in b.members}
-        self._layouts: dict[tuple[int, ...], _Layout | None] = {}
-        self._kept: list[object] = []  # layouts go by ids, which hold while these are alive
+        self._layouts: dict[tuple[Region, ...], _Layout | None] = {}
 
     def estimate(self, parts: Sequence[Part]) -> Estimate | None:
         """What the graph takes with these parts, which share no node, in chunks; None where their
         blocks would wait for each other."""
-        key = tuple(id(region) for part in parts for region in part.regions)
+        key = tuple(region for part in parts for region in part.regions)
         if key not in self._layouts:
             chunked = Chunked(self.graph, parts)
             order = chunked.order()
             self._layouts[key] = _Layout(self, chunked, parts, order) if order else None
-            self._kept += [region for part in parts for region in part.regions]
         layout = self._layouts[key]
         return None if layout is None else layout.estimate([part.count for part in parts])
 

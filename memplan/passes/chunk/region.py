@@ -58,7 +58,7 @@ _MOST_NODES = 200
 _MOST_BETWEEN = 40
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # a key by identity
 class Region:
     """``uses`` by node id in order; ``axis`` of every tensor that is made (SUM: a sum); ``block``
     of every node; ``late``: nodes with a sum whose addend is only there behind the region."""

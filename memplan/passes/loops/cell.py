@@ -20,43 +20,6 @@ _LISTED = 12
 
 
 @dataclass(frozen=True, slots=True)
-class ScanRecompute:
-    """``--scan-recompute``: ``all``, ``auto``, or names of cell tensors, in which ``*``
-    stands for any letters, with ``+`` between them.
-
-    ``seen`` grows: the patterns that have matched; ``offered`` the cell tensors there are.
-    """
-
-    text: str
-    seen: set[str] = field(default_factory=set)
-    offered: dict[str, None] = field(default_factory=dict)
-
-    @property
-    def patterns(self) -> tuple[str, ...]:
-        """The names, if names were given."""
-        if self.text in ("all", "auto"):
-            return ()
-        return tuple(part.strip() for part in self.text.split("+"))
-
-    def require_matches(self) -> None:
-        """Check that every name has matched.
-
-        Raises:
-            UsageError: one has not.
-        """
-        for pattern in self.patterns:
-            if pattern not in self.seen:
-                names = list(self.offered)
-                raise UsageError(
-                    f"--scan-recompute {pattern}: no forward loop of a pair computes such a tensor "
-                    "in its body",
-                    f"there are: {listed(names, _LISTED)}"
-                    if names
-                    else "the graph has no forward loop of a pair",
-                )
-
-
-@dataclass(frozen=True, slots=True)
 class Cell:
     """A cell, as one step computes it.
 
@@ -102,26 +65,54 @@ class CellPlan:
     recomputed: tuple[onnx.NodeProto, ...]
 
 
-def decide(cell: Cell, policy: ScanRecompute) -> CellPlan:
-    """What is stored of a cell under a policy.
+def decide(cell: Cell, text: str) -> CellPlan:
+    """What is stored of a cell. What depends on nothing within the loop is always recomputed.
 
-    What depends on nothing within the loop is always recomputed.
+    ``text``: ``--scan-recompute``: ``all``, ``auto``, or names of cell tensors, in which ``*``
+    stands for any letters, with ``+`` between them.
 
     Raises:
         UsageError: an operator cannot be recomputed because only some of its outputs are named, or
             because it draws random numbers.
     """
     constant = constant_tensors(cell)
-    offered = (name for name in cell.computed if name not in constant and cell.names_of(name))
-    policy.offered.update(dict.fromkeys(offered))
-    if policy.text == "all":
+    if text == "all":
         safe = (node for node in cell.nodes if cell.recomputes(node))
         chosen = {name for node in safe for name in node.output if name} - cell.stacked
-    elif policy.text == "auto":
+    elif text == "auto":
         chosen = _cheap(cell, constant)
     else:
-        chosen = _named(cell, policy)
+        chosen = _named(cell, _patterns(text))
     return plan_cell(cell, chosen | constant)
+
+
+def require_matches(cells: Sequence[Cell], text: str) -> None:
+    """Check that every name in ``text`` is one of a tensor of some cell.
+
+    Raises:
+        UsageError: one is not.
+    """
+    for pattern in _patterns(text):
+        if any(_matching(cell, cell.computed, pattern) for cell in cells):
+            continue
+        names = [
+            name
+            for cell in cells
+            for name in cell.computed
+            if name not in constant_tensors(cell) and cell.names_of(name)
+        ]
+        raise UsageError(
+            f"--scan-recompute {pattern}: no forward loop of a pair computes such a tensor in its "
+            "body",
+            f"there are: {listed(list(dict.fromkeys(names)), _LISTED)}"
+            if names
+            else "the graph has no forward loop of a pair",
+        )
+
+
+def _patterns(text: str) -> tuple[str, ...]:
+    """The names in ``text``, if it has names."""
+    return () if text in ("all", "auto") else tuple(part.strip() for part in text.split("+"))
 
 
 def plan_cell(cell: Cell, chosen: Collection[str]) -> CellPlan:
@@ -174,22 +165,20 @@ def _unsafe(node: onnx.NodeProto) -> bool:
     return operator_key(node) in RANDOM_OPS | EFFECT_OPS
 
 
-def _named(cell: Cell, policy: ScanRecompute) -> set[str]:
+def _named(cell: Cell, patterns: Sequence[str]) -> set[str]:
     """The tensors that were named; caffe2's rule: all outputs of an operator, or none."""
     chosen: set[str] = set()
     for node in cell.nodes:
         outputs = [str(name) for name in node.output if name]
-        asked = {p: _matching(cell, outputs, p) for p in policy.patterns}
-        matched = set().union(*asked.values())
+        matched = set[str]().union(*(_matching(cell, outputs, p) for p in patterns))
         if not matched:
             continue
-        policy.seen.update(pattern for pattern, names in asked.items() if names)
         missing = [name for name in outputs if name not in matched]
         if missing:
             raise UsageError(
                 f"--scan-recompute: {node.op_type} '{node.name}' can be recomputed only with "
                 f"all its outputs; not named: {', '.join(missing)}",
-                f"add them: --scan-recompute '{'+'.join((*policy.patterns, *missing))}'",
+                f"add them: --scan-recompute '{'+'.join((*patterns, *missing))}'",
             )
         if not cell.recomputes(node):
             raise UsageError(

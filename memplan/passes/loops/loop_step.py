@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 
 import onnx
 
+from memplan.errors import UsageError
 from memplan.ir.graph import Graph, TensorKind
 from memplan.ops.book import SAME_ELEMENTS
 from memplan.passes.loops.call import LoopCall
-from memplan.passes.loops.cell import Cell, constant_tensors
+from memplan.passes.loops.cell import Cell, CellPlan, constant_tensors, decide, require_matches
 from memplan.passes.loops.loop_pairs import RecurrentPair
 from memplan.passes.loops.sequences import Projection, projection_of
 from memplan.proto.edit import copied
@@ -22,6 +23,7 @@ from memplan.proto.loop_node import Slices
 from memplan.proto.nodes import subgraphs
 from memplan.shapes.tensor_type import TensorType
 
+OPTION = "--scan-recompute"
 Seconds = Callable[[Graph], list[float]]
 """Estimated seconds of every node of a graph."""
 
@@ -192,3 +194,31 @@ def _projection(
     made = graph.tensor_named(projection.product.output[0])
     assert made is not None
     return projection, made.producer
+
+
+def named(steps: Sequence[PairStep], text: str) -> list[CellPlan]:
+    """The plan of every pair's cell if what ``text`` names is recomputed.
+
+    ``text``: ``all``; ``auto``: what stores the fewest bytes without running a contraction twice
+    (:mod:`memplan.passes.loops.cell`); or patterns with ``+`` between them, each for tensors of a
+    forward body or for what the loop stacks of them.
+
+    Raises:
+        UsageError: there is no pair, a pattern matches nothing, or an operator cannot be
+            recomputed: some of its outputs are not named, or it would give other values.
+    """
+    if not steps:
+        raise UsageError(
+            f"{OPTION} {text}: the graph has no forward Scan or Loop of which a backward one reads "
+            "what it stacked, with shapes and number of steps known",
+            "memplan analyze lists such pairs",
+        )
+    kept = [decide(step.cell, text) for step in steps]
+    require_matches([step.cell for step in steps], text)
+    return kept
+
+
+def extra_seconds(step: PairStep, kept: CellPlan) -> float:
+    """Those of all that a pair recomputes, at all steps together."""
+    first = (next(name for name in node.output if name) for node in kept.recomputed)
+    return step.pair.steps * sum(step.seconds[name] for name in first)

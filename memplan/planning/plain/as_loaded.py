@@ -7,7 +7,6 @@ is asked: the model is loaded, not run, and what the session holds is simulated.
 
 from __future__ import annotations
 
-import heapq
 import re
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -23,8 +22,9 @@ from memplan.processes.scratch import scratch_folder
 from memplan.proto.edit import copied, replace_nodes
 from memplan.proto.external import external_bytes, settle_links
 from memplan.proto.metadata import get_metadata, set_metadata
-from memplan.proto.nodes import operator_key, reads_of, subgraphs
+from memplan.proto.nodes import operator_key, subgraphs
 from memplan.proto.read import read_model
+from memplan.proto.restore_order import sorted_nodes
 from memplan.providers import on_host
 from memplan.shapes.hidden import HIDDEN_KEY
 from memplan.shapes.nchwc import in_blocks, state_block
@@ -323,34 +323,17 @@ def _sort(graph: onnx.GraphProto, place: Mapping[str, int]) -> None:
     ``place``: the runtime's index of a node, by its first output. A Cast that the runtime inserted
     has a higher one than what reads it.
     """
-    maker = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
-    waiting: list[int] = []
-    readers: list[list[int]] = [[] for _ in graph.node]
-    for index, node in enumerate(graph.node):
+    for node in graph.node:
         for body in subgraphs(node):
             _sort(body, place)
-        before = {maker[name] for name in reads_of(node) if name in maker}
-        waiting.append(len(before))
-        for producer in before:
-            readers[producer].append(index)
 
-    def key(index: int) -> tuple[int, int, int]:
-        node = graph.node[index]
+    def key(node: onnx.NodeProto) -> tuple[bool, int]:
         first = next((name for name in node.output if name), "")
-        late = operator_key(node) not in SHAPE_READERS
-        return late, place.get(first, len(place)), index
+        return operator_key(node) not in SHAPE_READERS, place.get(first, len(place))
 
-    queue = [key(index) for index, count in enumerate(waiting) if not count]
-    heapq.heapify(queue)
-    order = []
-    while queue:
-        index = heapq.heappop(queue)[-1]
-        order.append(graph.node[index])
-        for reader in readers[index]:
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                heapq.heappush(queue, key(reader))
-    replace_nodes(graph, order)
+    nodes = list(graph.node)
+    order = sorted_nodes(nodes, [key(node) for node in nodes])
+    replace_nodes(graph, [nodes[k] for k in order])
 
 
 def _hide_copies(model: onnx.ModelProto) -> dict[str, str]:

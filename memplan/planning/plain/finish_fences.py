@@ -43,10 +43,15 @@ _EVERY = (0, 64, 16, 4, 1)
 
 
 class Peaks(NamedTuple):
-    """Bytes with workspace and resident ones: of the first run, and of every later one."""
+    """Bytes with workspace and resident ones: of the first run, and of every later one; or what
+    these may be."""
 
     first: int
     later: int
+
+    def over(self, limits: Peaks) -> int:
+        """Bytes over the limits; not positive where they hold."""
+        return max(self.first - limits.first, self.later - limits.later)
 
     @classmethod
     def of(cls, timeline: Timeline, later: LaterRuns) -> Peaks:
@@ -58,18 +63,16 @@ class Peaks(NamedTuple):
 class PlainModel:
     """A model for plain sessions, and what it does there.
 
-    ``timeline`` is the first run's, ``later`` what every later run needs, ``tuned_peak_bytes`` what
-    the file takes in a tuned session, workspace included. ``fences``, ``input_fences`` and ``pins``
-    count what was added: input fences on the graph inputs and constants ``fenced``, pins that read
-    the tensors ``pinned``. ``notes``: what to know about it. ``held``: the nodes that the runtime
-    makes of it at load, if it was asked; where they differ, ``timeline`` and ``later`` are theirs,
-    and ``own`` is that of the file's nodes.
+    ``timeline`` is the first run's, ``later`` what every later run needs. ``fences``,
+    ``input_fences`` and ``pins`` count what was added: input fences on the graph inputs and
+    constants ``fenced``, pins that read the tensors ``pinned``. ``notes``: what to know about it.
+    ``held``: the nodes that the runtime makes of it at load, if it was asked; where they differ,
+    ``timeline`` and ``later`` are theirs, and ``own`` is that of the file's nodes.
     """
 
     model: onnx.ModelProto
     timeline: Timeline
     later: LaterRuns
-    tuned_peak_bytes: int
     fences: int
     fenced: tuple[str, ...]
     pinned: tuple[str, ...]
@@ -81,6 +84,12 @@ class PlainModel:
     def of_file(self) -> Timeline:
         """The simulation of the file's own nodes."""
         return self.timeline if self.own is None else self.own
+
+    @property
+    def tuned_peak_bytes(self) -> int:
+        """What the file takes in a tuned session, workspace included."""
+        tuned = session_kind("tuned", self.timeline.session.provider)
+        return simulate(self.of_file.graph, tuned).peak_with_workspace_bytes
 
     @property
     def input_fences(self) -> int:
@@ -101,18 +110,6 @@ class PlainModel:
     def added_nodes(self) -> int:
         """Nodes that compute nothing of the model."""
         return sum(is_ours(node) for node in self.model.graph.node)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Budgets in bytes, resident ones included: for the first run and for every later one."""
-
-    first: int
-    later: int
-
-    def excess(self, peaks: Peaks) -> int:
-        """Bytes over the limits; not positive where they hold."""
-        return max(peaks.first - self.first, peaks.later - self.later)
 
 
 class Draft:
@@ -188,7 +185,7 @@ class Draft:
         return finished_with(self, self.input_fences[:count], pinned)
 
 
-def finish(draft: Draft, limits: Limits, needed: frozenset[str] = frozenset()) -> PlainModel:
+def finish(draft: Draft, limits: Peaks, needed: frozenset[str] = frozenset()) -> PlainModel:
     """A file that keeps the limits, with few pins and few input fences; where none does, the one
     that breaks them by least.
 
@@ -223,12 +220,12 @@ def finish(draft: Draft, limits: Limits, needed: frozenset[str] = frozenset()) -
     return best
 
 
-def _excess(plain: PlainModel, limits: Limits) -> int:
+def _excess(plain: PlainModel, limits: Peaks) -> int:
     """Bytes over the limits, in the order of the file as in the default one."""
     graph, kind = plain.timeline.graph, plain.timeline.session
     by_file = simulate(graph, replace(kind, priority_order=True))
     every = plain.peaks, Peaks.of(by_file, later_runs(by_file))
-    return max(map(limits.excess, every))
+    return max(peaks.over(limits) for peaks in every)
 
 
 def finished_with(
@@ -239,16 +236,8 @@ def finished_with(
     graph = draft.graph_of(model)
     timeline = simulate(graph, draft.kind)
     _note_types(model, draft)
-    tuned = simulate(graph, session_kind("tuned", draft.kind.provider))
-    return PlainModel(
-        model,
-        timeline,
-        later_runs(timeline),
-        tuned.peak_with_workspace_bytes,
-        draft.fences,
-        tuple(fence.sources[0] for fence in input_fences),
-        tuple(pinned),
-    )
+    fenced = tuple(fence.sources[0] for fence in input_fences)
+    return PlainModel(model, timeline, later_runs(timeline), draft.fences, fenced, tuple(pinned))
 
 
 def _pins(names: Sequence[str], prefix: str) -> list[onnx.NodeProto]:

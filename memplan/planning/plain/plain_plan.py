@@ -12,7 +12,7 @@ from memplan.planning.apply import apply_plan, rewritten_types
 from memplan.planning.plain.as_loaded import NOT_ASKED, Loaded, written_as_loaded
 from memplan.planning.plain.finish_fences import (
     Draft,
-    Limits,
+    Peaks,
     PlainModel,
     finish,
     finished_with,
@@ -84,13 +84,13 @@ class _PlainPlanner:
         """The lowest plan in a node order that is kept; the budget is what its first run takes."""
         plan = self._plan(0, deadline, later=False)
         peak = plan.predicted_peak_with_workspace_bytes + _PIN * len(plan.sequence)
-        result = _made(self.model, plan, self.request.session, Limits(peak, _UNBOUNDED))
+        result = _made(self.model, plan, self.request.session, Peaks(peak, _UNBOUNDED))
         return replace(plan, budget_bytes=result.peaks.first), result
 
     def within(self, budget: int, deadline: Deadline, *, later: bool) -> tuple[Plan, PlainModel]:
         """Plan for less and less until the budget holds, then for a little more again if that is
         cheaper. ``later``: it must hold in later runs, too."""
-        limits = Limits(budget, budget if later else _UNBOUNDED)
+        limits = Peaks(budget, budget if later else _UNBOUNDED)
         best: tuple[Plan, PlainModel] | None = None
         target = budget
         low: int | None = None  # the highest target below which nothing more is to be found
@@ -105,7 +105,7 @@ class _PlainPlanner:
                 low = target
             else:
                 result = _made(self.model, plan, self.request.session, limits)
-                over = limits.excess(result.peaks)
+                over = result.peaks.over(limits)
                 if over > 0:
                     high = min(target, plan.predicted_peak_with_workspace_bytes)
                 else:
@@ -145,7 +145,7 @@ def _draft(model: OpenModel, plan: Plan, session: SessionKind) -> Draft:
     return Draft(planned, types, prepared.dims, session)
 
 
-def _made(model: OpenModel, plan: Plan, session: SessionKind, limits: Limits) -> PlainModel:
+def _made(model: OpenModel, plan: Plan, session: SessionKind, limits: Peaks) -> PlainModel:
     """The model with few fences and pins that keeps the limits and that the runtime leaves as it
     is; where none keeps them, one that breaks them.
 
@@ -161,7 +161,7 @@ def _made(model: OpenModel, plan: Plan, session: SessionKind, limits: Limits) ->
     weights = model.prepared.beside
     for load in range(_LOADS):
         result = finish(draft, limits, needed)
-        if limits.excess(result.peaks) > 0:
+        if result.peaks.over(limits) > 0:
             return result
         try:
             held = written_as_loaded(result.model, session, weights)
@@ -183,7 +183,7 @@ def _changed(held: Loaded | None) -> frozenset[str]:
     return frozenset() if held is None else frozenset((*held.gone, *held.rewired))
 
 
-def _held_to(result: PlainModel, held: Loaded | None, limits: Limits) -> PlainModel:
+def _held_to(result: PlainModel, held: Loaded | None, limits: Peaks) -> PlainModel:
     """The model as the runtime holds it, with notes on later runs; None: not asked."""
     if held is None:
         notes = (*_later_notes(result, limits.first), NOT_ASKED)
@@ -214,7 +214,7 @@ def plain_again(
     _require_known("pins", decision.pins, made)
     result = finished_with(draft, chosen, decision.pins)
     held = written_as_loaded(result.model, session, model.prepared.beside)
-    return _held_to(result, held, Limits(plan.budget_bytes, _UNBOUNDED))
+    return _held_to(result, held, Peaks(plan.budget_bytes, _UNBOUNDED))
 
 
 def _require_known(entry: str, names: Sequence[str], known: Collection[str]) -> None:

@@ -15,8 +15,8 @@ import pytest
 
 from helpers.golden import UPDATE, as_text
 from helpers.loops import feeds_for, pairs_of, peak, ran, reopened, steps_of
-from memplan.passes.loops.choose_storage import named
 from memplan.passes.loops.loop_rewrite import store_less
+from memplan.passes.loops.loop_step import named
 from memplan.simulate.opened import OpenModel
 
 FOLDER = Path(__file__).parent

@@ -58,7 +58,7 @@ def test_any_reads_back_written_and_simulated_are_as_evaluated(
     timeline = simulate(model.graph, CUDA)
     costs = [1.0] * len(extended.graph.nodes)
     encoded = encode(extended, timeline, costs)
-    sequence = with_forms(encoded.problem(0), np.asarray(encoded.order, np.int64)).tolist()
+    sequence = with_forms(encoded, encoded.order).tolist()
     for copy in extended.forms:
         (out,) = copy.encode
         for _ in range(draw.randrange(3)):

@@ -17,7 +17,7 @@ from memplan.deadline import Deadline
 from memplan.ir.build_graph import build_graph
 from memplan.ir.graph import Graph
 from memplan.planning.apply import apply_plan, rewritten_types
-from memplan.planning.encode_problem import Encoded, encode
+from memplan.planning.encode_problem import encode
 from memplan.planning.forms.extend_graph import Extended, extend
 from memplan.planning.plan import Plan
 from memplan.simulate.floor import Floor, structural_floor
@@ -25,7 +25,7 @@ from memplan.simulate.opened import OpenModel
 from memplan.simulate.run_order import execution_order
 from memplan.simulate.timeline import simulate
 from memplan.solver.evaluate import MemoryProfile, evaluate
-from memplan.solver.problem import NONE, Decision, Ints
+from memplan.solver.problem import NONE, Decision, Ints, Problem
 from memplan.solver.search.anytime import solve
 from memplan.solver.search.params import SearchOptions
 
@@ -36,7 +36,7 @@ QUIET = settings(
 )
 
 
-def encoded_model(proto: onnx.ModelProto) -> tuple[OpenModel, Extended, Encoded]:
+def encoded_model(proto: onnx.ModelProto) -> tuple[OpenModel, Extended, Problem]:
     """A model with its graph, extended and encoded; every node costs a second."""
     model = open_text(proto)
     extended = extend(model.graph, {}, "cpu")
@@ -74,14 +74,14 @@ def test_the_evaluator_is_the_simulator_in_the_original_order(proto: onnx.ModelP
 def test_views_made_late_change_no_peak(proto: onnx.ModelProto) -> None:
     model, _, encoded = encoded_model(proto)
     order = np.asarray(execution_order(model.graph, TUNED), np.int64)
-    late = np.asarray(encoded.order, np.int64)
+    late = encoded.order
     assert sorted(late) == sorted(order)
     for field in ("dynamic", "total"):
         plain, moved = (getattr(evaluate(encoded.arrays, o), field).max() for o in (order, late))
         assert plain == moved
 
 
-def random_sequence(graph: Graph, encoded: Encoded, draw: Random) -> Ints:
+def random_sequence(graph: Graph, encoded: Problem, draw: Random) -> Ints:
     """A random order with up to eight nodes run again, at any place that the runtime respects."""
     sequence = random_order(graph, draw)
     eager = encoded.arrays.eager

@@ -11,6 +11,7 @@ import pytest
 
 from helpers.models import SAMPLES, load_benchmark
 from helpers.networks import batches, training_step
+from memplan.planning.encode_problem import within
 from memplan.solver.search.warm_up import warm_up
 from memplan.solver.strategies.builtin import parse_strategy
 from memplan.solver.strategy import Outcome
@@ -45,7 +46,7 @@ def test_training_graphs(tmp_path: Path) -> None:
 def test_a_false_claim_is_refused(lie: dict[str, object]) -> None:
     bench = load_benchmark("plans.training_graphs")
     loaded = bench.load(SAMPLES / "unet.onnx", "h200")
-    problem = loaded.prepared.encoded.problem(loaded.peak * 8 // 10)
+    problem = within(loaded.prepared.problem, loaded.peak * 8 // 10)
     decision = parse_strategy("segments").solve(problem, 5.0).decision
     with pytest.raises(bench.VerificationError, match="segments claims"):
         bench.verify(loaded, problem, Outcome(replace(decision, **lie)), "segments")

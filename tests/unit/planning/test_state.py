@@ -43,7 +43,7 @@ def test_a_sequence_that_reads_what_is_written_over_is_impossible() -> None:
     model = _bound(0)
     state = model.graph.state
     assert state is not None
-    arrays = prepare(plan_request(model, TUNED, COSTS)).encoded.arrays
+    arrays = prepare(plan_request(model, TUNED, COSTS)).problem.arrays
     order = np.arange(len(model.graph.nodes))
     assert evaluate(arrays, order).total.max() < IMPOSSIBLE
     maker, before = next((m, b) for m, b in state.before.items() if b)

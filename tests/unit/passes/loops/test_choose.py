@@ -15,7 +15,7 @@ from helpers.running import runner
 from memplan.api.analysis import analyze, analyze_open
 from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
 from memplan.errors import InfeasibleError, UsageError
-from memplan.passes.loops.choose_storage import named
+from memplan.passes.loops.loop_step import named
 from memplan.simulate.opened import open_model
 from memplan.simulate.session import session_kind
 from memplan.units import parse_size

@@ -21,8 +21,8 @@ from helpers.loops import (
 )
 from helpers.scans import MIXED, ODD, RNN
 from memplan.autodiff.backward import Request, build_gradients
-from memplan.passes.loops.choose_storage import named
 from memplan.passes.loops.loop_rewrite import store_less
+from memplan.passes.loops.loop_step import named
 from memplan.shapes.infer import run_inference
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel, opened

@@ -8,13 +8,14 @@ import pytest
 from helpers.graphs import TUNED, node, open_text, tensor
 from helpers.plans import estimate
 from memplan.ops.memory import refusal
-from memplan.planning.encode_problem import Encoded, encode
+from memplan.planning.encode_problem import encode, refusals
 from memplan.planning.forms.dormant import Extended
 from memplan.planning.forms.extend_graph import extend
 from memplan.planning.forms.packed_masks import PACKED
 from memplan.planning.planner import PlanRequest, make_plan, prepare
 from memplan.shapes.fold import small_constants
 from memplan.simulate.timeline import simulate
+from memplan.solver.problem import Problem
 from memplan.solver.strategies.builtin import parse_strategy
 
 ALL = frozenset({PACKED})
@@ -42,7 +43,7 @@ def dropped(
     return extend(model.graph, small_constants(model.prepared.bound.graph), provider)
 
 
-def encoded(found: Extended, keep: frozenset[int] = frozenset()) -> Encoded:
+def encoded(found: Extended, keep: frozenset[int] = frozenset()) -> Problem:
     """The problem of a graph with its rules; every node costs a second."""
     live = replace(found.graph, nodes=found.graph.nodes[: found.first_dormant])
     return encode(found, simulate(live, TUNED), [1.0] * len(found.graph.nodes), keep)
@@ -86,8 +87,8 @@ def test_dropout_is_never_run_again_itself() -> None:
     assert refusal(":Dropout") == "draws random numbers"
     found = dropped()
     problem = encoded(found)
-    assert problem.refusals == {"drop": "draws random numbers"}
     graph, maker = found.graph, problem.arrays.maker
+    assert refusals(graph, "cpu") == {node(graph, "drop").id: "draws random numbers"}
     assert maker[tensor(graph, "d").id] == node(graph, "drop/rebuild_scale").id
     assert maker[tensor(graph, "m").id] == -1
     assert maker[tensor(graph, "a").id] == node(graph, "a").id

@@ -161,10 +161,10 @@ def test_a_read_back_costs_both_copies(drawn: tuple[Bench, Plan]) -> None:
     graph = prepared.extended.graph
     one = copy_seconds(graph, graph.nodes[copy.encode[0]], DEVICES["h200"])
     assert one == 16384 / DEVICES["h200"].host_bytes_per_second + DEVICES["h200"].kernel_seconds
-    costs = prepared.encoded.arrays.cost
+    costs = prepared.problem.arrays.cost
     assert costs[copy.decode] == pytest.approx(2 * one)
     assert costs[copy.encode[0]] == 0
-    base = float(costs[prepared.encoded.problem(1).order].sum())
+    base = float(costs[prepared.problem.order].sum())
     assert plan.extra_cost_fraction == pytest.approx(2 * one / base)
     assert plan.offloaded[0].seconds == pytest.approx(2 * one)
 

@@ -9,6 +9,7 @@ from helpers.graphs import TUNED, open_text, tensor
 from helpers.plans import checked, estimate
 from memplan.equivalence.prove import Side, prove, reference_side
 from memplan.planning.apply import apply_plan
+from memplan.planning.encode_problem import within
 from memplan.planning.forms.dormant import Extended
 from memplan.planning.forms.extend_graph import NO_KINDS, extend, kinds_for
 from memplan.planning.forms.packed_masks import PACKED
@@ -140,10 +141,10 @@ def test_a_mask_that_is_to_be_recomputed_is_drawn_once() -> None:
     """
     model = model_of()
     stays = replace(request_for(model, 1 << 40), keep=frozenset({tensor(model.graph, "m2").id}))
-    assert len(prepare(stays).encoded.forms) == 2
-    encoded = prepare(request_for(model, 1 << 40)).encoded
+    assert len(prepare(stays).problem.forms) == 2
+    encoded = prepare(request_for(model, 1 << 40)).problem
     masks = frozenset(tensor(model.graph, name).id for name in ("m1", "m2"))
     assert masks <= {form.tensor for form in encoded.forms}
-    problem = encoded.problem(10**9, masks)
+    problem = within(encoded, 10**9, masks)
     assert np.array_equal(problem.start, problem.order)
     assert not problem.protected.any()

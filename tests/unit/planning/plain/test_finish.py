@@ -17,7 +17,7 @@ from memplan.deadline import Deadline
 from memplan.errors import InfeasibleError
 from memplan.planning.plain import finish_fences as finishing
 from memplan.planning.plain import plain_plan as planning
-from memplan.planning.plain.finish_fences import Draft, Limits, Peaks, finish
+from memplan.planning.plain.finish_fences import Draft, Peaks, finish
 from memplan.planning.plain.plain_plan import plan_plain
 from memplan.planning.plan import Rejected
 from memplan.planning.planner import PlanRequest
@@ -80,16 +80,16 @@ def test_few_input_fences_and_pins_where_the_budget_is_loose() -> None:
     draft = Draft(prepared.proto, prepared.types, {}, DEFAULT)
     chains = [draft.pinnable[node] for node in draft.ends]
     assert chains == ["d3", "d2", "d1"]
-    loose = finish(draft, Limits(PLENTY, PLENTY))
+    loose = finish(draft, Peaks(PLENTY, PLENTY))
     assert (loose.fenced, loose.pinned) == ((), ())
     some = next(node for node, tensor in draft.pinnable.items() if tensor == "b")
-    assert finish(draft, Limits(PLENTY, PLENTY), frozenset({some})).pinned == ("b",)
+    assert finish(draft, Peaks(PLENTY, PLENTY), frozenset({some})).pinned == ("b",)
     whole = draft.finished(len(draft.input_fences), {*draft.ends})
-    tight = finish(draft, Limits(*whole.peaks))
+    tight = finish(draft, whole.peaks)
     assert tight.pinned == ("d3",)
     assert tight.peaks.first <= whole.peaks.first < loose.peaks.first
     assert tight.peaks.later <= whole.peaks.later
-    over = finish(draft, Limits(0, 0))
+    over = finish(draft, Peaks(0, 0))
     assert over.peaks.first <= whole.peaks.first
     assert over.fenced == whole.fenced
 

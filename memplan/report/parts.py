@@ -114,8 +114,7 @@ class Table:
         rest = [row for k, row in enumerate(self.rows) if k not in kept]
         more = f"{len(rest)} more"
         summed = [c.summed(row[k] for row in rest) for k, c in enumerate(self.columns)]
-        first = next(k for k, column in enumerate(self.columns) if column.kind == "name")
-        summed[first] = counted(len(rest), f"more {self.noun}") if self.noun else more
+        summed[0] = counted(len(rest), f"more {self.noun}") if self.noun else more
         return [row for k, row in enumerate(self.rows) if k in kept], [summed]
 
 

@@ -9,6 +9,7 @@ from memplan.api.grad.differentiate import grad, gradients
 from memplan.api.grad.training_graph import GradOptions
 from memplan.errors import ModelError
 from memplan.proto.metadata import node_metadata
+from memplan.proto.nodes import all_nodes
 
 FORWARD = """
     <ir_version: 10, opset_import: ["" : 18]>
@@ -61,22 +62,26 @@ def test_old_opsets_are_raised_where_axes_are_attributes_and_scatters_do_not_add
 ) -> None:
     text = f"""
         <ir_version: 8, opset_import: ["" : {opset}]>
-        g (float[2,3,9,9] x, float[4,3,3,3] w) => (float loss)
+        g (float[2,3,9,9] x, float[4,3,3,3] w, bool b) => (float loss)
         {{
             [conv] c = Conv <kernel_shape = [3, 3]> (x, w)
             p = MaxPool <kernel_shape = [3, 3], strides = [2, 2]> (c)
             m = ReduceMean <axes = [2, 3], keepdims = 0> (p)
-            q = Mul(m, m)
+            q = If (b) <then_branch = t () => (float[2,4] s) {{ [square] s = Mul(m, m) }},
+                else_branch = e () => (float[2,4] o) {{ o = Exp(m) }}>
             loss = ReduceSum <keepdims = 0> (q)
         }}
         """
     model = onnx.parser.parse_model(text)
-    model.graph.node[0].metadata_props.add(key="memplan.module", value="stem")
+    named = {node.name: node for node in all_nodes(model.graph.node)}
+    for name in ("conv", "square"):
+        named[name].metadata_props.add(key="memplan.module", value="stem")
     made = grad(model, GradOptions(loss="loss", wrt=("w",)))
     assert made.check.verdict == "equal"
     assert {item.version for item in made.model.opset_import} == {20}
-    node = next(node for node in made.model.graph.node if node.name == "conv")
-    assert node_metadata(node)["memplan.module"] == "stem"  # the converter forgets it
+    named = {node.name: node for node in all_nodes(made.model.graph.node)}
+    for name in ("conv", "square"):
+        assert node_metadata(named[name])["memplan.module"] == "stem"  # the converter forgets it
 
 
 def test_an_operator_that_cannot_be_raised_is_refused_in_the_words_of_the_converter() -> None:

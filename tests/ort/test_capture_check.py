@@ -1,7 +1,5 @@
 """A captured step is held against PyTorch: what is right passes, what is wrong does not."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable
@@ -18,8 +16,6 @@ from memplan.api.capture.capture_check import CaptureDiffersError, Skip, Verdict
 from memplan.errors import ModelError
 from memplan.ops.float_types import NO_SESSION
 from memplan.report.tell.capture import tell_capture
-
-pytestmark = pytest.mark.ort
 
 
 class Net(nn.Module):  # type: ignore[name-defined,misc]

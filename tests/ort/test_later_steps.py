@@ -4,8 +4,6 @@ A row each. What is captured is held against a loop of PyTorch that is the test'
 batches, from a model that is made anew.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import functools
@@ -22,7 +20,6 @@ import memplan
 from helpers.torch_steps import trained
 from helpers.with_torch import F, nn, torch
 
-pytestmark = [pytest.mark.ort, pytest.mark.slow]
 checkpoint = torch.utils.checkpoint.checkpoint
 RATE = 0.1
 Make = Callable[[], tuple[Any, Any]]

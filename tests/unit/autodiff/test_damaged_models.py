@@ -1,7 +1,5 @@
 """``grad`` of damaged models is an error of the model; of valid ones with odd parts it works."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What ONNX Runtime would compute wrongly, or not at all, is not in a finished training graph."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest
@@ -46,7 +44,6 @@ def run(model: onnx.ModelProto, level: str) -> list[np.ndarray]:
     return list(session(model, level, 0).run(None, feeds))
 
 
-@pytest.mark.ort
 @pytest.mark.parametrize("name", GRAPHS)
 def test_no_level_of_optimization_changes_the_result(name: str) -> None:
     model = parse(GRAPHS[name])
@@ -59,7 +56,6 @@ def test_no_level_of_optimization_changes_the_result(name: str) -> None:
             np.testing.assert_allclose(after, before, rtol=1e-5)
 
 
-@pytest.mark.ort
 @pytest.mark.parametrize("op", ["ScatterElements", "ScatterND"])
 def test_what_is_scattered_in_float16_is_added_in_float32(op: str) -> None:
     shape = "[2,4]" if op == "ScatterElements" else "[2,1]"

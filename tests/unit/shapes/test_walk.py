@@ -1,7 +1,5 @@
 """One walk over the nodes: what inference and the file say together, and who knows how much."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx

@@ -1,7 +1,5 @@
 """Averages that follow parameters, against NumPy, step by step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -19,8 +17,6 @@ from memplan.proto.metadata import set_metadata
 
 pytest.importorskip("torch")
 from memplan.api.capture.step_gradients import differentiated
-
-pytestmark = pytest.mark.ort
 
 NET = """g ({kind}[4, 3] x, {kind}[3, 2] w, {kind}[3, 2] slow) => ({kind} loss) {{
     y = MatMul(x, w)  t = MatMul(x, slow)  d = Sub(y, t)  q = Mul(d, d)

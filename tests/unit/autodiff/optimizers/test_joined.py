@@ -1,7 +1,5 @@
 """Small vectors are updated as one: the same bits, fewer nodes, every value in place."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

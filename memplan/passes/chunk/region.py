@@ -8,7 +8,7 @@ Forward and backward of a chunk stand together, so nothing is computed twice: th
 0.93 GiB at the FLOPs of before.
 
 **What may run in chunks** is a question about axes, not about operators. A *use* of a node
-(:mod:`memplan.passes.chunk.uses`) names an axis of every tensor that it touches, such that the same
+(:func:`uses`) names an axis of every tensor that it touches, such that the same
 range along all of them computes that range of the output, or a summand of it. Rows of a product,
 any axis of an elementwise operator, all axes of a softmax but its own, both inner axes of a product
 (a summand), a ``Reshape`` with as many elements before both axes. An operator without such a rule
@@ -49,13 +49,34 @@ from math import gcd
 
 from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.ir.graph_facts import Facts
+from memplan.ops.book import operator
 from memplan.ops.facets import WHOLE, Use
-from memplan.passes.chunk.uses import uses
+from memplan.ops.instance import in_graph
 
 # A region that grows beyond is most of the network: forward and backward are far apart then.
 _MOST_NODES = 200
 # So many nodes between parts of a region may join it; more are another part of the network.
 _MOST_BETWEEN = 40
+
+
+def uses(facts: Facts, node: Node) -> tuple[Use, ...]:
+    """Every way to run ``node`` in chunks, by shapes that hold in every run; empty if there is
+    none, or none is known."""
+    rule = operator(node.key).axes
+    if rule is None or facts.graph.bodies.get(node.id):
+        return ()
+    tensors, marked = facts.graph.tensors, facts.graph.checkpoints
+    if not all(tensors[t].counted and tensors[t].static for t in (*node.reads, *node.writes)):
+        return ()
+    if any(t in marked for t in node.writes):
+        return ()
+    found = rule(in_graph(facts.graph, node, values=facts.values))
+    return tuple(use for use in found if _is_split(use))
+
+
+def _is_split(use: Use) -> bool:
+    """Whether anything is chunked: of what is made alone, it may be the shape."""
+    return any(axis != WHOLE for axis in (*use.reads, *use.makes))
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # a key by identity

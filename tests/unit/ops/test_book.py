@@ -17,7 +17,7 @@ from memplan.ir.graph import ABSENT
 from memplan.ops.book import BOOK, FAMILIES
 from memplan.ops.facets import SUM, WHOLE, Use
 from memplan.passes.change import facts_of
-from memplan.passes.chunk.uses import uses
+from memplan.passes.chunk.region import uses
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import opened
 

@@ -16,7 +16,7 @@ from helpers.chunking import (
 from helpers.graphs import open_text
 from memplan.ops.facets import SUM
 from memplan.passes.change import facts_of
-from memplan.passes.chunk.uses import uses
+from memplan.passes.chunk.region import uses
 
 
 def test_logits_and_loss_are_one_region_forward_and_backward() -> None:

@@ -4,8 +4,8 @@ A plain ``InferenceSession(path)`` merges equal nodes, runs a depth-first order 
 buffers; from the second run on it holds a block for all (docs/how/rewriting.md). The file
 itself undoes the first three: *fences* keep recomputed nodes apart from what they repeat, and on
 graph inputs and constants (*input fences*) hide shapes from buffer reuse; *pins* (``Size`` nodes
-that nobody reads, at the end of the file) decide what the depth-first search visits when. A few
-choices of them are simulated, and the first that keeps the budget is taken.
+that nobody reads, at the end of the file) decide what the depth-first search visits when. Which of
+them the budget needs is found by simulation.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from memplan.simulate.pattern import LaterRuns, later_runs
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, simulate
 
-_EVERY = (0, 64, 16, 4, 1)
-"""Behind one chain of nodes in so many there is a pin; 0: behind none."""
+_STRETCHES, _TIMES = 8, 2
+"""A plan is divided into so many stretches, and what is left of its pins once more."""
 
 
 class Peaks(NamedTuple):
@@ -197,18 +197,12 @@ def finish(draft: Draft, limits: Peaks, needed: frozenset[str] = frozenset()) ->
         needed: names of nodes that keep their pins.
     """
     most = len(draft.input_fences)
-    best, over = None, 0
-    for every in _EVERY:
-        pins = needed.union(draft.ends[::every] if every else ())
-        made = draft.finished(most, pins)
-        excess = _excess(made, limits)
-        if best is None or excess < over:
-            best, over = made, excess
-        if over <= 0:
-            break
-    assert best is not None
-    if over > 0:
-        return best
+    best, pins = draft.finished(most, needed), needed
+    if _excess(best, limits) > 0:
+        whole = draft.finished(most, needed.union(draft.ends))
+        if _excess(whole, limits) > 0:
+            return min(best, whole, key=lambda made: _excess(made, limits))
+        best, pins = _thinned(draft, whole, limits, needed)
     least = sum(fence.fixed for fence in draft.input_fences)
     while least < most:
         count = (least + most) // 2
@@ -218,6 +212,22 @@ def finish(draft: Draft, limits: Peaks, needed: frozenset[str] = frozenset()) ->
         else:
             least = count + 1
     return best
+
+
+def _thinned(
+    draft: Draft, best: PlainModel, limits: Peaks, needed: frozenset[str]
+) -> tuple[PlainModel, frozenset[str]]:
+    """What keeps the limits without the pins of most stretches of the plan, as ``best`` does with
+    all of them: order matters where memory is full, and that is in few places."""
+    ends = draft.ends
+    for _ in range(_TIMES):
+        size = -(-len(ends) // _STRETCHES)
+        for first in range(0, len(ends), size)[::-1]:
+            fewer = ends[:first] + ends[first + size :]
+            made = draft.finished(len(draft.input_fences), needed.union(fewer))
+            if _excess(made, limits) <= 0:
+                best, ends = made, fewer
+    return best, needed.union(ends)
 
 
 def _excess(plain: PlainModel, limits: Peaks) -> int:

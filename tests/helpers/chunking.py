@@ -1,7 +1,5 @@
 """Graphs for chunks, and how they are chunked and run in tests."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Graphs in chunks on ONNX Runtime: results, proof and memory, at random and for real models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +31,7 @@ from memplan.runtime.session_options import session_options
 from memplan.simulate.timeline import simulate
 from memplan.units import parse_size
 
-pytestmark = [pytest.mark.ort, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 QUIET = settings(
     deadline=None,

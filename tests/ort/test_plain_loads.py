@@ -12,10 +12,11 @@ from helpers.graphs import parse
 from helpers.reports import text_of
 from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.rewriting import rewrite
+from memplan.deadline import Deadline
 from memplan.errors import ModelRefusedError
 from memplan.planning.plain import plain_plan
 from memplan.planning.plain.as_loaded import as_loaded
-from memplan.planning.plain.finish_fences import Draft, Limits, PlainModel, finished_with
+from memplan.planning.plain.finish_fences import Draft, Peaks, PlainModel, finished_with
 from memplan.report.tell.rewrite import tell_rewrite
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.measure import measure
@@ -108,7 +109,7 @@ def test_a_file_that_the_runtime_refuses_is_never_the_answer(
     options = RewriteOptions(parse_budget("1MB"), session="default", optimize="none", effort=1)
     few: list[PlainModel] = []
 
-    def finish(draft: Draft, _: Limits, needed: frozenset[str] = frozenset()) -> PlainModel:
+    def finish(draft: Draft, _: Peaks, needed: frozenset[str], _until: Deadline) -> PlainModel:
         few.append(finished_with(draft, (), [draft.pinnable[name] for name in {"h", *needed}]))
         return few[-1]
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import onnx
 
+from memplan.deadline import Deadline
 from memplan.ir.build_graph import build_graph
 from memplan.ir.graph import Graph, Node
 from memplan.planning.plain.fences import (
@@ -38,6 +39,9 @@ from memplan.simulate.pattern import LaterRuns, later_runs
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, simulate
 
+_NEVER = Deadline()
+_EVERY = (0, 64, 16, 4, 1)
+"""Behind one chain of nodes in so many there is a pin; 0: behind none."""
 _STRETCHES, _TIMES = 8, 2
 """A plan is divided into so many stretches, and what is left of its pins once more."""
 
@@ -185,7 +189,12 @@ class Draft:
         return finished_with(self, self.input_fences[:count], pinned)
 
 
-def finish(draft: Draft, limits: Peaks, needed: frozenset[str] = frozenset()) -> PlainModel:
+def finish(
+    draft: Draft,
+    limits: Peaks,
+    needed: frozenset[str] = frozenset(),
+    deadline: Deadline = _NEVER,
+) -> PlainModel:
     """A file that keeps the limits, with few pins and few input fences; where none does, the one
     that breaks them by least.
 
@@ -195,39 +204,40 @@ def finish(draft: Draft, limits: Peaks, needed: frozenset[str] = frozenset()) ->
         draft: what is planned, fenced.
         limits: budgets for the first run and for later ones.
         needed: names of nodes that keep their pins.
+        deadline: for the pins of stretches of the plan.
     """
     most = len(draft.input_fences)
-    best, pins = draft.finished(most, needed), needed
-    if _excess(best, limits) > 0:
-        whole = draft.finished(most, needed.union(draft.ends))
-        if _excess(whole, limits) > 0:
-            return min(best, whole, key=lambda made: _excess(made, limits))
-        best, pins = _thinned(draft, whole, limits, needed)
+    best, over = None, 0
+    for every in _EVERY:
+        ends = draft.ends[::every] if every else []
+        made = draft.finished(most, needed.union(ends))
+        excess = _excess(made, limits)
+        if best is None or excess < over:
+            best, over = made, excess
+        if over <= 0:
+            break
+    assert best is not None
+    if over > 0:
+        return best
     least = sum(fence.fixed for fence in draft.input_fences)
     while least < most:
         count = (least + most) // 2
-        made = draft.finished(count, pins)
+        made = draft.finished(count, needed.union(ends))
         if _excess(made, limits) <= 0:
             best, most = made, count
         else:
             least = count + 1
-    return best
-
-
-def _thinned(
-    draft: Draft, best: PlainModel, limits: Peaks, needed: frozenset[str]
-) -> tuple[PlainModel, frozenset[str]]:
-    """What keeps the limits without the pins of most stretches of the plan, as ``best`` does with
-    all of them: order matters where memory is full, and that is in few places."""
-    ends = draft.ends
+    # Order matters where memory is full, and that is in few places.
     for _ in range(_TIMES):
-        size = -(-len(ends) // _STRETCHES)
+        size = max(1, -(-len(ends) // _STRETCHES))
         for first in range(0, len(ends), size)[::-1]:
+            if deadline.passed:
+                return best
             fewer = ends[:first] + ends[first + size :]
-            made = draft.finished(len(draft.input_fences), needed.union(fewer))
+            made = draft.finished(most, needed.union(fewer))
             if _excess(made, limits) <= 0:
                 best, ends = made, fewer
-    return best, needed.union(ends)
+    return best
 
 
 def _excess(plain: PlainModel, limits: Peaks) -> int:

@@ -31,6 +31,7 @@ _LOADS = 4
 # Shares of the time that is left: for a plan, and for all plans of which later runs keep the
 # budget, too.
 _ATTEMPT, _LATER = 0.4, 0.6
+_FEWER = 0.25  # the same, for the pins of stretches that a plan does not need
 # Targets so close, as a share of the budget, that nothing lies between them.
 _CLOSE = 0.005
 _UNBOUNDED = 1 << 62
@@ -84,7 +85,7 @@ class _PlainPlanner:
         """The lowest plan in a node order that is kept; the budget is what its first run takes."""
         plan = self._plan(0, deadline, later=False)
         peak = plan.predicted_peak_with_workspace_bytes + _PIN * len(plan.sequence)
-        result = _made(self.model, plan, self.request.session, Peaks(peak, _UNBOUNDED))
+        result = _made(self.model, plan, self.request.session, Peaks(peak, _UNBOUNDED), deadline)
         return replace(plan, budget_bytes=result.peaks.first), result
 
     def within(self, budget: int, deadline: Deadline, *, later: bool) -> tuple[Plan, PlainModel]:
@@ -104,7 +105,7 @@ class _PlainPlanner:
                     raise
                 low = target
             else:
-                result = _made(self.model, plan, self.request.session, limits)
+                result = _made(self.model, plan, self.request.session, limits, deadline)
                 over = result.peaks.over(limits)
                 if over > 0:
                     high = min(target, plan.predicted_peak_with_workspace_bytes)
@@ -145,7 +146,9 @@ def _draft(model: OpenModel, plan: Plan, session: SessionKind) -> Draft:
     return Draft(planned, types, prepared.dims, session)
 
 
-def _made(model: OpenModel, plan: Plan, session: SessionKind, limits: Peaks) -> PlainModel:
+def _made(
+    model: OpenModel, plan: Plan, session: SessionKind, limits: Peaks, deadline: Deadline
+) -> PlainModel:
     """The model with few fences and pins that keeps the limits and that the runtime leaves as it
     is; where none keeps them, one that breaks them.
 
@@ -160,7 +163,7 @@ def _made(model: OpenModel, plan: Plan, session: SessionKind, limits: Peaks) -> 
     draft, needed = _draft(model, plan, session), frozenset[str]()
     weights = model.prepared.beside
     for load in range(_LOADS):
-        result = finish(draft, limits, needed)
+        result = finish(draft, limits, needed, deadline.share(_FEWER))
         if result.peaks.over(limits) > 0:
             return result
         try:

@@ -3,8 +3,6 @@
 ``MEMPLAN_UPDATE_GOLDEN=1 pytest tests/golden`` writes the expected files anew; read the diff.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +70,6 @@ def test_stored_bytes(name: str) -> None:
     assert (before.steps, after.steps) == (6, 6)
 
 
-@pytest.mark.ort
 @pytest.mark.parametrize("name", CASES)
 def test_bits_and_measured_peaks(name: str) -> None:
     before, after = rewritten(name)

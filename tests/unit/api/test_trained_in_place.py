@@ -121,7 +121,7 @@ def test_what_a_lock_of_before_counted_apart_is_no_regression(step: Path) -> Non
     write_lock(request.lock, [replace(entry, state=None) for entry in entries])
     request = replace(request, models=(), state=None)
     (entry,) = run_check(request).entries
-    assert str(entry.status) == "improved"
+    assert str(entry.status) == "accounting-changed"
     updated = run_update(request)
     assert list(map(change_of, updated.findings)) == [Change.CHANGED]
     assert any("state: apart -> in-place" in line for line in update_lines(updated))

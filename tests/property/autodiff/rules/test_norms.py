@@ -110,4 +110,6 @@ def test_mean_variance(data: st.DataObject) -> None:
     found, wanted = (
         runtime(build_gradients(model, request), feeds)["x0_grad"] for model in (made[0], written)
     )
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    # ONNX defines the variance as a difference of squares, which rounds.
+    least = float(x.var(axis=tuple(axes)).min())
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4 + 5e-6 / least)

@@ -1,7 +1,5 @@
 """What the pass chooses, and what it writes."""
 
-from __future__ import annotations
-
 import onnx
 import pytest
 

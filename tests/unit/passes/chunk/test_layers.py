@@ -1,7 +1,5 @@
 """The last layers in chunks of the batch."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What parts in chunks come to, before they are written."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -76,7 +74,6 @@ def parts_of(state: State, *parts: tuple[str, int]) -> list[Part]:
     return found
 
 
-@pytest.mark.ort
 @pytest.mark.parametrize("counts", [(2, 2), (4, 2), (2, 8)])
 def test_parts_in_chunks_of_their_own_read_each_other(counts: tuple[int, int]) -> None:
     """In pieces where these are the same, else joined and sliced anew."""

@@ -1,7 +1,5 @@
 """What pairs of loops store, which choices there are, and what may not be asked for."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Pairs of loops that store less: bits, and measured peaks, on ONNX Runtime."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -26,8 +24,6 @@ from memplan.passes.loops.loop_step import named
 from memplan.shapes.infer import run_inference
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel, opened
-
-pytestmark = pytest.mark.ort
 
 
 def check(model: OpenModel) -> list[int]:

@@ -1,7 +1,5 @@
 """Conditions on a file for plain sessions, with a bad plan or file for each: none is handed out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,5 +1,6 @@
 """Plain sessions: what loading twice leaves, and what later runs hold beside a Loop."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -135,3 +136,6 @@ def test_equal_bits_are_claimed_only_where_both_files_are_laid_out_alike() -> No
     assert "outputs are bit-identical to the original in a plain session" in text_of(
         tell_rewrite(alike)
     )
+    over = text_of(tell_rewrite(replace(alike, budget_bytes=1)))
+    assert over.startswith("later runs take ")
+    assert ", OVER the budget; the first run: " in over

@@ -76,18 +76,20 @@ def _headline(result: Rewrite) -> str:
     """The answer; first of all where only the first of many runs keeps the budget, and what it
     costs where the peak that runs show is higher than before: a budget counts workspace, which is
     predicted only."""
-    old, new = result.original.timeline, result.timeline
+    old, new, told = result.original.timeline, result.timeline, _answer(result)
+    rise = new.peak_bytes - old.peak_bytes
+    if rise > 0:
+        saved = rise + old.peak_with_workspace_bytes - new.peak_with_workspace_bytes
+        traded = (
+            f" for {format_bytes(saved)} less of workspace, predicted only" if saved > 0 else ""
+        )
+        told = f"the peak that runs show RISES by {format_bytes(rise)}{traded}; {told}"
     if result.plain is not None:
         later = result.plain.later.peak_with_workspace_bytes
         if later > result.budget_bytes:
             over = f"later runs take {format_bytes(later)}, OVER the budget"
-            return f"{over}; the first run: {_answer(result)}"
-    rise = new.peak_bytes - old.peak_bytes
-    if rise <= 0:
-        return _answer(result)
-    saved = rise + old.peak_with_workspace_bytes - new.peak_with_workspace_bytes
-    traded = f" for {format_bytes(saved)} less of workspace, predicted only" if saved > 0 else ""
-    return f"the peak that runs show RISES by {format_bytes(rise)}{traded}; {_answer(result)}"
+            told = f"{over}; the first run: {told}"
+    return told
 
 
 def _answer(result: Rewrite) -> str:

@@ -14,7 +14,6 @@ from memplan.ops.instance import in_graph
 from memplan.ops.kernels import COPY_OPS
 from memplan.ops.memory import semantics
 from memplan.ops.workspace import never_takes_scratch, workspace_bytes
-from memplan.providers import on_host
 from memplan.simulate.allocation import Allocation, Buffer, allocate, is_resident, off_device
 from memplan.simulate.body_memory import Inside, body_bytes
 from memplan.simulate.devices import Devices
@@ -192,21 +191,21 @@ def node_workspace(
     rules = semantics(session.provider)
     scratch = np.zeros(len(graph.nodes), dtype=np.int64)
     unknown: dict[str, int] = {}
-    library: dict[str, int] = {}
+    unmodelled: dict[str, int] = {}
     for node in graph.nodes:
         if node.key in CONTROL_FLOW_OPS or node.id in away or node.op in COPY_OPS:
             continue
         found = _scratch(graph, node, session)
-        if found is None and node.key in rules.known and not on_host(session.provider):
-            library[node.op] = library.get(node.op, 0) + 1
-        elif found is None and node.key not in rules.known:
+        if found is None and node.key in rules.known:
+            unmodelled[node.op] = unmodelled.get(node.op, 0) + 1
+        elif found is None:
             unknown[node.key.lstrip(":")] = unknown.get(node.key.lstrip(":"), 0) + 1
         scratch[node.id] = found or 0
     for index, nbytes in inside.closing.items():
         scratch[index] = nbytes
     return scratch, [
         *_unknown_notes(unknown, session.provider),
-        *_library_notes(library, session.provider),
+        *_unmodelled_notes(unmodelled, session.provider),
     ]
 
 
@@ -217,11 +216,12 @@ def _scratch(graph: Graph, node: Node, session: SessionKind) -> int | None:
     return workspace_bytes(node.key, instance, session.provider)
 
 
-def _library_notes(library: Mapping[str, int], provider: str) -> list[str]:
-    """Kernels of which only what they take through the provider's allocator could be seen."""
-    if not library:
+def _unmodelled_notes(unmodelled: Mapping[str, int], provider: str) -> list[str]:
+    """Kernels that no formula follows; on CUDA also those of which only what they take through the
+    provider's allocator could be seen."""
+    if not unmodelled:
         return []
-    names = ", ".join(f"{op} ×{count}" for op, count in sorted(library.items()))
+    names = ", ".join(f"{op} ×{count}" for op, count in sorted(unmodelled.items()))
     return [f"{provider}: workspace not known, counted as 0: {names}"]
 
 

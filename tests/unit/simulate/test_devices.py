@@ -66,6 +66,16 @@ def test_copies_stand_where_both_sides_need_a_tensor() -> None:
     assert order.index("Add_4") > order.index(copies[0].name)
 
 
+def test_what_no_formula_follows_is_counted_as_nothing_and_named() -> None:
+    text = "t (float[4,4] x) => (float[4,4] y) { a = MatMul(x, x) y = MatMul(a, x) }"
+    note = "cuda: workspace not known, counted as 0: MatMul ×2"
+    assert simulate(graph_of(text), TUNED).assumptions == (note,)
+    assert simulate(graph_of(text), session_kind("tuned")).assumptions == ()
+    drawn = graph_of("t (float[4,8] p) => (int32[4,3] y) { y = Multinomial<sample_size = 3>(p) }")
+    note = "cpu: workspace not known, counted as 0: Multinomial ×1"
+    assert simulate(drawn, session_kind("tuned")).assumptions == (note,)
+
+
 def test_an_input_of_both_sides_stays_on_the_host_and_is_copied_when_needed() -> None:
     graph, _, _, tensors = placed(
         "t (float[4,8] x) => (float[4,8] y) { t = Tan(x) a = Relu(x) y = Add(a, t) }"

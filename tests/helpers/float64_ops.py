@@ -106,34 +106,6 @@ class Grid:
         return x
 
 
-class Conv(OpRun):
-    """By definition."""
-
-    def _run(
-        self,
-        x: Array,
-        w: Array,
-        b: Array | None = None,
-        auto_pad: str | None = None,
-        dilations: Ints = None,
-        group: int | None = 1,
-        kernel_shape: Ints = None,
-        pads: Ints = None,
-        strides: Ints = None,
-    ) -> tuple[Array]:
-        count, group = x.shape[0], group or 1
-        grid = Grid(x.shape[2:], w.shape[2:], strides, dilations, pads, auto_pad)
-        weight = w.reshape(group, -1, *w.shape[1:])
-        total = np.zeros((count, group, weight.shape[1], *grid.counts), x.dtype)
-        for tap, places in grid.taps():
-            part = grid.take(x, places, 0.0).reshape(count, group, -1, *grid.counts)
-            total += np.einsum("ngc...,gmc->ngm...", part, weight[(..., *tap)])
-        total = total.reshape(count, -1, *grid.counts)
-        if b is not None:
-            total += b.reshape([-1] + [1] * len(grid.counts))
-        return (total,)
-
-
 class ConvTranspose(OpRun):
     """By definition; an odd rest of padding as in ONNX Runtime."""
 
@@ -303,7 +275,6 @@ OPS = [
     Erf,
     Gelu,
     GatherElements,
-    Conv,
     ConvTranspose,
     MaxPool,
     AveragePool,

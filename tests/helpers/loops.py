@@ -1,7 +1,6 @@
 """Training graphs with pairs of loops, for tests."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -15,9 +14,6 @@ from memplan.passes.loops.loop_pairs import RecurrentPair, find_pairs
 from memplan.passes.loops.loop_rewrite import store_less
 from memplan.passes.loops.loop_step import PairStep, named, read_step
 from memplan.planning.costs import NodeCosts
-from memplan.runtime.messages import RunRequest
-from memplan.runtime.profiled import profiled_runs
-from memplan.runtime.session_options import session_options
 from memplan.shapes.prepare import prepare
 from memplan.simulate.opened import OpenModel, opened
 from memplan.simulate.timeline import simulate
@@ -111,29 +107,6 @@ def steps_of(model: OpenModel) -> list[PairStep]:
     """Their steps."""
     protos = [n for n in model.prepared.proto.graph.node if n.op_type != "Constant"]
     return [read_step(p, model.graph, protos, COSTS.estimate, True) for p in pairs_of(model)]
-
-
-def feeds_for(model: OpenModel) -> dict[str, Any]:
-    """Small random numbers for every input."""
-    rng, found = np.random.default_rng(0), {}
-    for t in model.graph.inputs:
-        tensor = model.graph.tensors[t]
-        kind = helper.tensor_dtype_to_np_dtype(tensor.dtype)
-        found[tensor.name] = (rng.standard_normal(tensor.shape) / 2).astype(kind)
-    return found
-
-
-def ran(model: onnx.ModelProto, feeds: dict[str, Any]) -> tuple[list[Any], int]:
-    """The outputs in a tuned session, and the measured dynamic peak."""
-    outputs: list[Any] = []
-    found = profiled_runs(
-        model.SerializeToString(),
-        RunRequest(threads=1),
-        feeds,
-        session_options("tuned"),
-        outputs.extend,
-    )
-    return outputs, found.dynamic_bytes
 
 
 def reopened(model: onnx.ModelProto, **dims: int) -> OpenModel:

@@ -34,7 +34,7 @@ AREAS = (
     "memplan/runtime/compare_outputs.py",
     "memplan/autodiff/rules",
 )
-_KINDS = ("unit", "property", "golden")  # folders of tests that mirror the package's
+_KINDS = ("unit", "property")  # folders of tests that mirror the package's
 _PAIRS = (
     *((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot)),
     *((ast.In, ast.NotIn), (ast.Add, ast.Sub), (ast.BitAnd, ast.BitOr), (ast.And, ast.Or)),
@@ -152,7 +152,8 @@ def wide_tests(file: str, root: Path = ROOT) -> tuple[str, ...]:
     """All quick tests of a file's room: ``memplan/solver/evaluate.py`` is in ``solver``."""
     parts = Path(file).parts
     room = parts[1] if parts[0] == "memplan" and len(parts) > 2 else ""
-    return tuple(_mirrors(Path(room), root)) if room else ("tests/unit",)
+    golden = ["tests/golden"] if room and (root / "tests/golden" / room).is_dir() else []
+    return (*_mirrors(Path(room), root), *golden) if room else ("tests/unit",)
 
 
 def _mirrors(path: Path, root: Path) -> list[str]:

@@ -211,6 +211,7 @@ def test_run_says_in_its_first_lines_and_in_json_that_a_file_was_edited(
     parts = tell_run(result).parts
     assert note in str(parts[1])
     assert any("ms a step (median; other work on the machine counts)" in str(p) for p in parts)
+    assert any("predicted for every step: " in str(p) for p in parts)
     analysis = memplan.analyze(path, state="in-place")
     assert note in analysis.assumptions
 

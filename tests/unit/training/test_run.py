@@ -379,18 +379,3 @@ def test_ctrl_c_in_a_step_waits_for_its_end(here: Path) -> None:
     assert trainer.is_whole
     assert trainer.steps == 1
     trainer.save("c.npz")
-
-
-def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_else(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train(2, checkpoint="c.npz")
-    before = contents()
-
-    def full(handle: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UsageError, match="No space left on device"):
-        train(4, checkpoint="c.npz", resume=True)
-    assert contents() == before

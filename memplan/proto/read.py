@@ -148,6 +148,7 @@ def check_structure(model: onnx.ModelProto, path: Path) -> None:
                 "export the model again; the file is damaged or was edited",
             )
     for function in model.functions:
+        _check_function_text(function, path)
         if is_standard(function.domain) and function.name in _NOT_REPLACED:
             raise ModelError(f"{path}: a function of the model replaces ONNX's {function.name}")
     require(len(model.graph.output), MOST_OUTPUTS, f"graph outputs in {path}")
@@ -184,6 +185,19 @@ def _check_graph(
             check_node(node, where)
         for body in subgraphs(node) if attributes else ():
             _check_graph(model, body, path, depth + 1)
+
+
+def _check_function_text(function: onnx.FunctionProto, path: Path) -> None:
+    """Check that all names of a function are text, too, before anything asks for one."""
+    texts = [function.name, function.domain, *function.input, *function.output, *function.attribute]
+    texts += [item.name for item in function.attribute_proto]
+    texts += [item.domain for item in function.opset_import]
+    _require_text(texts, path)
+    graphs = [onnx.GraphProto(node=function.node)]
+    while graphs:
+        graph = graphs.pop()
+        _check_text(graph, path)
+        graphs += [body for node in graph.node for body in subgraphs(node)]
 
 
 def _check_text(graph: onnx.GraphProto, path: Path) -> None:

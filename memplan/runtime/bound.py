@@ -73,4 +73,6 @@ def run_bound(session: Any, feeds: Mapping[str, Array], request: RunRequest) -> 
     """
     binding = bind_step(session, feeds, request)
     session.run_with_iobinding(binding)
-    return [as_array(value) for value in binding.get_outputs()]
+    names = [output.name for output in session.get_outputs()]  # one may be there twice, bound once
+    values = dict(zip(dict.fromkeys(names), map(as_array, binding.get_outputs()), strict=True))
+    return [values[name] for name in names]

@@ -213,11 +213,12 @@ def _indexed(
     graph: Graph,
     reader: int,
 ) -> list[int]:
-    """Dimensions that slot ``slot`` of the operator indexes."""
+    """Dimensions that slot ``slot`` of the operator indexes; none where it has no such axis, which
+    the runtime then says."""
     axis = attributes.get("axis", 0)
     assert isinstance(axis, int)
     if slot == 1 and op in ("Gather", "GatherElements", "ScatterElements", "Scatter"):
-        return [shapes[0][axis]] if shapes[0] else []
+        return _size(shapes[0], axis)
     if slot == 1 and op in ("GatherND", "ScatterND"):
         batch = attributes.get("batch_dims", 0)
         assert isinstance(batch, int)
@@ -227,10 +228,14 @@ def _indexed(
         shape = graph.tensors[graph.nodes[reader].outputs[0]].shape
         axis = attributes.get("axis", -1)
         assert isinstance(axis, int)
-        return [shape[axis]]
+        return _size(shape, axis)
     if slot == 1 and op in ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"):
-        return [shapes[0][1]]
+        return _size(shapes[0], 1)
     return []
+
+
+def _size(shape: tuple[int, ...], axis: int) -> list[int]:
+    return [shape[axis]] if -len(shape) <= axis < len(shape) else []
 
 
 def _must_be_positive(graph: Graph, start: int, depth: int = 6) -> bool:

@@ -69,13 +69,14 @@ def test_what_lies_in_place_gives_the_bits_of_a_plain_loop(seed: int) -> None:
 
 
 def test_scalars_stay_scalars_in_a_run_with_bound_state() -> None:
+    """An output that the graph has twice is there twice, too."""
     model = parse(
-        "g (float lr, float[3] w) => (float r, float[3] w_new)"
+        "g (float lr, float[3] w) => (float r, float[3] w_new, float r)"
         " { r = Mul(lr, lr) w_new = Mul(w, lr) }"
     )
     given = {"lr": np.asarray(2, np.float32), "w": np.ones(3, np.float32)}
     found = run_bound(session(model, "tuned"), given, RunRequest(in_place={"w_new": "w"}))
-    assert [output.shape for output in found] == [(), (3,)]
+    assert [output.shape for output in found] == [(), (3,), ()]
 
 
 def test_the_random_steps_have_pairs_of_both_kinds() -> None:

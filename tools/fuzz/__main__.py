@@ -44,11 +44,17 @@ EXAMINED: dict[str, Examine] = {
     "proof": proofs.examined,
     "values": values.examined,
 }
-_LEAST_SECONDS = {"proof": 600.0, "values": 60.0, **dict.fromkeys(plans.SESSIONS, 300.0)}
+_LEAST_SECONDS = {
+    "validate": 60.0,
+    "proof": 600.0,
+    "values": 60.0,
+    **dict.fromkeys(plans.SESSIONS, 300.0),
+}
 """Limits of what takes longer than a damaged file: a loaded machine is no find."""
 _MOST_PATIENT = 5  # times a limit, where the processors are also others'
 _ADDRESSES = 8 << 30  # bytes that an item may ask for
 _SLOW_SECONDS, _LARGE_BYTES = 10.0, 10**9  # too much for a small file
+_FRUGAL = {*hostile.COMMANDS} - {"validate"}  # which runs a file: that takes what the file asks for
 _OF_PYTORCH = ("memplan.pytorch", "memplan.api.capture")  # large, and never asked here
 _KEPT = 3  # finds of each kind
 
@@ -135,7 +141,7 @@ def run(command: str, options: argparse.Namespace) -> bool:
         one = outcome(EXAMINED[command], number, seconds, options)
         found.append(one)
         counts.update(one.counts)
-        if not one.place and command in hostile.COMMANDS:  # a small file that took too much
+        if not one.place and command in _FRUGAL:  # a small file that took too much
             one.place = "large" if one.peak_bytes > _LARGE_BYTES else ""
             one.place = "slow" if one.seconds > _SLOW_SECONDS * patience() else one.place
         if one.place:
@@ -176,6 +182,7 @@ def main() -> int:
     options.keep = options.keep and options.keep.resolve()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # What children would each do again, and what is not compiled yet would count as slow.
+    importlib.import_module("onnxruntime")
     for module in pkgutil.walk_packages(memplan.__path__, "memplan."):
         if not module.name.startswith(_OF_PYTORCH):
             importlib.import_module(module.name)

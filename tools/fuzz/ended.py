@@ -1,6 +1,10 @@
 """How an item of a run ended, and how a call of the program does."""
 
+import os
+import signal
+import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +13,7 @@ from pathlib import Path
 import click
 
 from memplan.errors import EXIT_BUG, MemplanError
+from memplan.processes import child
 from memplan_cli.main import cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,3 +53,30 @@ def place_of(error: BaseException) -> str:
     own = [frame for frame in frames if "/memplan" in frame.filename] or list(frames)
     file = own[-1].filename.rpartition("/memplan/")[2]
     return f"{type(error).__name__} {file}:{own[-1].lineno} {own[-1].name}"
+
+
+def forked(folder: Path, variables: Mapping[str, str], time_limit: float | None) -> tuple[int, str]:
+    """What ``processes.child`` starts, as a fork that has imported all already, which halves the
+    time of a small file."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(writer)
+            os.dup2(reader, 0)
+            os.environ.update(variables)
+            child.main("[]", str(folder))
+        finally:
+            os._exit(1)
+    os.close(reader)
+    begun = time.monotonic()
+    try:
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+            if time_limit is not None and time.monotonic() - begun > time_limit:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                raise subprocess.TimeoutExpired("child", time_limit)
+            time.sleep(0.005)
+    finally:
+        os.close(writer)
+    return os.waitstatus_to_exitcode(ended[1]), ""

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from edits import IMPOSSIBLE, edited
-from ended import Ended, called
+from ended import Ended, called, forked
 from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper, numpy_helper
 from steps import NETS, parsed, training_step
@@ -18,6 +18,7 @@ from steps import NETS, parsed, training_step
 from helpers.mutate import change_field, scrambled
 from memplan.api.check.checking import CheckRequest, run_update
 from memplan.errors import EXIT_BUG
+from memplan.processes import child
 
 COMMANDS = ("analyze", "rewrite", "grad", "validate", "check")
 _STRATEGIES = ("auto", "greedy", "none", "segments", "mirror", "speed", "memory")
@@ -33,6 +34,7 @@ _CHECKS = (("check",), ("check",), ("check", "--update"), ("check", "--format", 
 def examined(command: str, seed: int, number: int) -> Ended:
     """Calls of a command on a damaged file, one after the other, until one does not end with exit
     code 0."""
+    child._run = forked
     r = random.Random(f"{seed}/{command}/{number}")
     files, calls = _mutant(command, r)
     for name, data in files.items():
@@ -75,7 +77,7 @@ def _calls(command: str, data: bytes, r: random.Random) -> tuple[tuple[str, ...]
         return (("rewrite", "model.onnx", "--dry-run", "--time-limit", "0.1", *options, *bound),)
     if command == "validate":
         options = ["--budget", "100%", "--strategy", "greedy", "-o", "new.onnx", "--force"]
-        runs = ["--runs", "1", "--time-limit", "60"]
+        runs = ["--runs", "1", "--time-limit", "10"]  # a Loop may never end
         return (
             ("rewrite", "model.onnx", *options, *bound),
             ("validate", "model.onnx", "new.onnx", *runs, *bound),

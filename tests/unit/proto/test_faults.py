@@ -3,7 +3,7 @@
 from collections.abc import Callable, MutableSequence
 from pathlib import Path
 
-import onnx
+import onnx.parser
 import pytest
 
 from helpers import odd_models as odd
@@ -84,8 +84,24 @@ def test_bodies_that_break_a_rule(
     assert words in refused(model, tmp_path)
 
 
-def test_a_name_that_is_no_text(tmp_path: Path) -> None:
-    data = odd.training().SerializeToString()
+def _functional() -> onnx.ModelProto:
+    return onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20, "own": 1]>'
+        " g (float[3] x) => (float[3] y) { y = own.Twice(x) }"
+        ' <opset_import: ["": 20], domain: "own"> Twice (a) => (b) { one = Exp(a) b = Neg(one) }'
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [(odd.training, b"fc2_grad_a"), *((_functional, name) for name in (b"Exp", b"one", b"b"))],
+)
+def test_a_name_that_is_no_text(
+    tmp_path: Path, model: Callable[[], onnx.ModelProto], name: bytes
+) -> None:
+    field = bytes([len(name)]) + name
+    data = model().SerializeToString()
+    assert field in data
     path = tmp_path / "model.onnx"
-    path.write_bytes(data.replace(b"fc2_grad_a", b"fc2\xff\xfegrad_"))
+    path.write_bytes(data.replace(field, field[:-1] + b"\xff"))
     assert "UTF-8" in refusal(path).message

@@ -69,6 +69,13 @@ INDEXED = {
 }
 
 
+def test_an_axis_that_is_none_limits_no_index() -> None:
+    """ONNX's inference takes this one; the runtime does not."""
+    axis = -(2**63)
+    text = f"g (int64[4096] i, float[5] t) => (float[4096] y) {{ y = Gather<axis = {axis}>(t, i) }}"
+    assert set(made_up(text)["i"].tolist()) == {0, 1}
+
+
 @pytest.mark.parametrize("kind", INDEXED)
 def test_indices_stay_below_what_they_index(kind: str) -> None:
     index = made_up(INDEXED[kind])["i"]

@@ -22,11 +22,11 @@ class SolverOptions:
     """What a solver is asked; as of :func:`torch_solver`."""
 
     budget: SizeSpec
-    backend: str = "inductor"
-    time_limit: float = 10.0
-    effort: int = 0
-    seed: int = 0
-    device: str | None = None
+    backend: str
+    time_limit: float
+    effort: int
+    seed: int
+    device: str | None
 
 
 def torch_solver(

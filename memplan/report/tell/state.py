@@ -19,8 +19,9 @@ AS_TRAINED = "as memplan.Trainer binds it (--state apart: for a session of your 
 
 def doubt_lines(analysis: Analysis) -> list[str]:
     """What is odd about the inputs and outputs of a step whose state is bound."""
-    bound = analysis.graph.state is not None and analysis.contract is not None
-    return list(analysis.contract.notes) if bound and analysis.contract else []
+    if analysis.graph.state is None or analysis.contract is None:
+        return []
+    return list(analysis.contract.notes)
 
 
 def state_lines(graph: Graph) -> list[str]:

@@ -53,3 +53,16 @@ def test_without_workspace_nothing_else_is_said() -> None:
     assert "workspace" not in headline(analysis)
     told = tell_analysis(analysis)
     assert "tensors alone" not in text_of(told) + page_of(told)
+
+
+GUESSED = """g (float[4,3] x, float[3,2] w, float lr) => (float loss, float[3,2] o)
+  { y = MatMul(x, w) s = Mul(y, y) loss = ReduceSum<keepdims = 0>(s) d = Add(y, y)
+    t = Transpose<perm = [1, 0]>(x) k = MatMul(t, d) u = Mul(k, lr) o = Sub(w, u) }"""
+
+
+def test_a_guess_that_no_figure_rests_on_is_not_told() -> None:
+    """Which output renews a weight counts where state is bound."""
+    analysis = analyze_open(open_text(GUESSED), TUNED)
+    (note,) = analysis.contract.notes
+    assert note.startswith("'o' is taken for the next value of 'w'")
+    assert "taken for" not in text_of(tell_analysis(analysis), width=200)

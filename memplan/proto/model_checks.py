@@ -145,6 +145,15 @@ def check_tensor(tensor: onnx.TensorProto, where: object) -> None:
             f"{name} of shape {list(tensor.dims)} needs {wanted:,} {unit} and has {stored:,}",
             _DAMAGED,
         )
+    _check_utf8(tensor.string_data, name)
+
+
+def _check_utf8(texts: Iterable[bytes], what: str) -> None:
+    try:
+        for text in texts:
+            text.decode()
+    except UnicodeDecodeError:
+        raise ModelError(f"{what} is not valid UTF-8", _DAMAGED) from None
 
 
 def _entries(data_type: int, count: int, bits: int) -> int:
@@ -186,13 +195,8 @@ def check_node(node: onnx.NodeProto, where: object) -> None:
             check_tensor(attribute.t, where)
         elif kind == onnx.AttributeProto.SPARSE_TENSOR:
             check_sparse(attribute.sparse_tensor, where)
-        elif standard and kind == onnx.AttributeProto.STRING and node.op_type != "Constant":
-            try:
-                attribute.s.decode()
-            except UnicodeDecodeError:
-                raise ModelError(
-                    f"{where}: attribute '{name}' is not valid UTF-8", _DAMAGED
-                ) from None
+        elif standard and kind in _TEXTS and node.op_type != "Constant":
+            _check_utf8((attribute.s, *attribute.strings), f"{where}: attribute '{name}'")
         elif standard and name in _FLAGS and attribute.i not in (0, 1):
             raise ModelError(f"{where}: attribute '{name}' is neither 0 nor 1", _DAMAGED)
         elif (node.op_type, name) == ("Split", "num_outputs") and attribute.i != len(node.output):
@@ -205,6 +209,7 @@ def check_node(node: onnx.NodeProto, where: object) -> None:
         _check_bodies(node, where)
 
 
+_TEXTS = (onnx.AttributeProto.STRING, onnx.AttributeProto.STRINGS)
 _FLAGS = frozenset({"keepdims", "noop_with_empty_axes", "transA", "transB"})
 """Attributes that are 0 or 1; runtimes do not agree on what other numbers mean."""
 

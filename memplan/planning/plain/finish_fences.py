@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import NamedTuple
 
 import onnx
@@ -281,7 +282,7 @@ def chain_ends(graph: Graph, own: Sequence[Node]) -> Iterator[str]:
         own: its nodes, without what memplan added.
     """
     places = {node.id for node in own}
-    for node, reader in zip(own, [*own[1:], None], strict=True):
+    for node, reader in zip_longest(own, own[1:]):
         if reader is None or node.id not in _sources(graph, reader, places):
             yield node.name
 

@@ -87,14 +87,18 @@ def test_bodies_that_break_a_rule(
 def _functional() -> onnx.ModelProto:
     return onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 20, "own": 1]>'
-        " g (float[3] x) => (float[3] y) { y = own.Twice(x) }"
+        ' g (float[3] x) => (float[3] y) <string[1] s = {"text"}>'
+        ' { h = RNN<activations = ["Relu"], hidden_size = 1>(x, x, x) y = own.Twice(x) }'
         ' <opset_import: ["": 20], domain: "own"> Twice (a) => (b) { one = Exp(a) b = Neg(one) }'
     )
 
 
 @pytest.mark.parametrize(
     ("model", "name"),
-    [(odd.training, b"fc2_grad_a"), *((_functional, name) for name in (b"Exp", b"one", b"b"))],
+    [
+        (odd.training, b"fc2_grad_a"),
+        *((_functional, name) for name in (b"Exp", b"one", b"b", b"text", b"Relu")),
+    ],
 )
 def test_a_name_that_is_no_text(
     tmp_path: Path, model: Callable[[], onnx.ModelProto], name: bytes

@@ -78,6 +78,8 @@ def test_few_input_fences_and_pins_where_the_budget_is_loose() -> None:
     draft = Draft(prepared.proto, prepared.types, {}, DEFAULT)
     chains = [draft.pinnable[node] for node in draft.ends]
     assert chains == ["d3", "d2", "d1"]
+    nothing = open_text("g (float[3] x) => (float[3] x) { }").prepared
+    assert not Draft(nothing.proto, nothing.types, {}, DEFAULT).ends
     loose = finish(draft, Peaks(PLENTY, PLENTY))
     assert (loose.fenced, loose.pinned) == ((), ())
     some = next(node for node, tensor in draft.pinnable.items() if tensor == "b")

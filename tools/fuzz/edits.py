@@ -17,8 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 from helpers.mutate import NUMBERS, change_field
 from memplan.proto.nodes import subgraphs
 
-IMPOSSIBLE = (ValueError, IndexError, TypeError, KeyError)
-"""An edit of something that the graph has not."""
+IMPOSSIBLE = (ValueError, IndexError, TypeError, KeyError, onnx.checker.ValidationError)
+"""An edit of something that the graph has not, or not in this file."""
 Type = tuple[int, tuple[int, ...] | None]
 """Element type of a tensor, and its shape where every run has the same."""
 

@@ -143,7 +143,7 @@ def _value(graph: Graph, tensor: Tensor, generator: np.random.Generator, draw: i
         if limit is None and not tensor.shape:
             return np.asarray(2 * draw + 1, dtype=dtype)  # a step or batch counter
         return generator.integers(0, limit or _NO_LIMIT, tensor.shape).astype(dtype)
-    if dtype.kind != "f" and dtype != BFLOAT16:
+    if (dtype.kind != "f" or dtype.itemsize < 2) and dtype != BFLOAT16:  # 8 bits: no npz has them
         raise UsageError(f"input '{tensor.name}' ({dtype}) cannot be generated", "give --inputs")
     return _float(graph, tensor, generator, draw).astype(dtype)
 

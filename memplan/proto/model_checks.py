@@ -28,6 +28,8 @@ _DAMAGED = "export the model again; the file is damaged or was edited"
 _MS = "com.microsoft"
 _AS_IT_IS = 1 << 24  # bytes of a model that costs less to be sent to the checker than to be copied
 _INITIALIZERS_ALONE = 4  # since this IR version they need not be graph inputs
+_NAMED = 5  # operators that a sentence names
+_NEWEST_IR, _NEWEST_OPSET = 13, 26  # that ONNX Runtime 1.31 reads; 1.32 reads 14 and 28
 
 
 def require_valid(model: onnx.ModelProto, before: str = "", *, lenient: bool = False) -> None:
@@ -105,6 +107,39 @@ def opset_of(imports: Iterable[onnx.OperatorSetIdProto]) -> int:
     """The opset of ONNX's own operators, as far as there is one."""
     newest = defs.onnx_opset_version()
     return min(next((i.version for i in imports if is_standard(i.domain)), newest), newest)
+
+
+def lower_versions(model: onnx.ModelProto) -> list[str]:
+    """Have a model say the newest versions that ONNX Runtime 1.31 reads, in place, where newer ones
+    add nothing to it (IR version 14 has types of six bits; of most operators, the opsets from 27 on
+    have nothing new). What the runtime refuses of the file as it was, in sentences."""
+    notes, refuses = [], "ONNX Runtime 1.31 refuses the file as it is (it reads up to"
+    if (version := model.ir_version) > _NEWEST_IR:
+        notes.append(f"IR version {version}: {refuses} {_NEWEST_IR})")
+        if version <= onnx.IR_VERSION:
+            model.ir_version = _NEWEST_IR
+            notes[-1] += f"; memplan writes {_NEWEST_IR}"
+    for item in model.opset_import:
+        version = item.version
+        if is_standard(item.domain) and version > _NEWEST_OPSET:
+            notes.append(f"opset {version}: {refuses} {_NEWEST_OPSET})")
+            own = {node.op_type for node in all_nodes(model.graph.node) if is_standard(node.domain)}
+            newer = sorted(op for op in own if _since(op, version) != _since(op, _NEWEST_OPSET))
+            if version <= defs.onnx_opset_version() and not newer:
+                item.version = _NEWEST_OPSET
+                notes[-1] += f"; its operators are those of {_NEWEST_OPSET}, which memplan writes"
+            elif newer:
+                notes[-1] += f"; {', '.join(newer[:_NAMED])} changed since"
+    return notes
+
+
+@cache
+def _since(op: str, version: int) -> int:
+    """Since which opset an operator has been as an opset has it; 0: it has none such."""
+    try:
+        return int(defs.get_schema(op, version, "").since_version)
+    except defs.SchemaError:
+        return 0
 
 
 @cache

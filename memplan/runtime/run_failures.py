@@ -19,6 +19,14 @@ _ASKED = re.compile(
 )
 _NODE = re.compile(r"while running (\S+) node\. Name:\s*'([^']*)'")
 _WHERE = re.compile(r"\S+\.(?:cc|h|cu|cpp):\d+ (?:[^()]*\(.*?\)(?: const)? )?(?:\[with [^\]]*\] )?")
+_NEWER = re.compile(
+    r"Unsupported model IR version: \d+, max supported IR version: \d+"
+    r"|Current official support for domain \S+ is till opset \d+"
+)
+_OLDER = (
+    "the file is newer than this ONNX Runtime: install a newer one, or save the file with an older "
+    "ir_version, or with an older opset (onnx.version_converter)"
+)
 _NO_KERNEL = "NOT_IMPLEMENTED"
 _STATUS = "Status Message: "
 _RUNTIME = "[ONNXRuntimeError]"
@@ -85,6 +93,8 @@ def explain(error: str, what: str, provider: str) -> RuntimeUnavailableError:
     kind: type[RuntimeUnavailableError] = NodeFailedError if node else RuntimeUnavailableError
     if not node and _RUNTIME in line:
         kind = ModelRefusedError
+    if newer := _NEWER.search(line):
+        line, hint = newer[0], _OLDER
     return kind(f"{what} failed: {line[:400]}", hint)
 
 

@@ -14,6 +14,7 @@ from memplan.errors import ModelError
 from memplan.proto import native
 from memplan.proto.limits import INLINED_FACTOR, INLINED_NODES, require
 from memplan.proto.metadata import get_metadata
+from memplan.proto.model_checks import lower_versions
 from memplan.proto.names import NameAuthority
 from memplan.proto.nodes import all_nodes, is_standard
 from memplan.proto.read import check_structure, read_model
@@ -139,6 +140,7 @@ def prepare(
     model, assumptions = inline_functions(model)
     if functions:
         check_structure(model, path)
+    assumptions += lower_versions(model)
     name_nodes(model.graph)
     shown = with_hidden_shapes(model)
     bound = bind_dims(shown, dims)

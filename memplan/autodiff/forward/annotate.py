@@ -15,7 +15,7 @@ from memplan.autodiff.forward.convert import at_opset
 from memplan.errors import InvalidNodeError, ModelError
 from memplan.proto.edit import copied, rename_reads
 from memplan.proto.limits import MOST_FOLDED
-from memplan.proto.model_checks import require_valid
+from memplan.proto.model_checks import lower_versions, require_valid
 from memplan.proto.names import NameAuthority, defined_names
 from memplan.proto.nodes import is_constant, is_standard, subgraphs
 from memplan.proto.opset import allow_initializers, default_opset
@@ -34,8 +34,8 @@ _SMALL = 64
 
 
 def flat_copy(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy with model-local functions inlined, every node named, and at a new opset if its own is
-    old.
+    """A copy with model-local functions inlined, every node named, at a new opset if its own is
+    old, and of versions that the runtime reads (:func:`lower_versions`).
 
     Function operators of ONNX that have a gradient of their own stay.
 
@@ -48,6 +48,7 @@ def flat_copy(model: onnx.ModelProto) -> onnx.ModelProto:
     copy, _ = inline_functions(copy, kept)
     if model.functions:
         check_structure(copy, Path("the model with its functions inlined"))
+    lower_versions(copy)
     if default_opset(copy) < OLDEST_OPSET:
         copy = at_opset(copy)
     name_nodes(copy.graph)

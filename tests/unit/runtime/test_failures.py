@@ -42,6 +42,12 @@ ARENA = (
             "CUDA driver version is insufficient",
         ),
         ("something\nelse", "cpu", "running m failed: something else"),
+        (
+            "[ONNXRuntimeError] : 1 : FAIL : Load model from m.onnx failed:/model.cc:256 M(int&) "
+            "Unsupported model IR version: 14, max supported IR version: 13\n",
+            "cpu",
+            "running m failed: Unsupported model IR version: 14, max supported IR version: 13",
+        ),
     ],
 )
 def test_a_failure_is_one_clear_line(error: str, provider: str, message: str) -> None:

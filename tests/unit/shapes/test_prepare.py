@@ -1,7 +1,8 @@
-"""Symbolic dimensions: their names, their sizes, and what is said without one."""
+"""Symbolic dimensions: names, sizes, what is said without one. Versions of files."""
 
 from pathlib import Path
 
+import onnx.parser
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from memplan.api.analysis import analyze
 from memplan.errors import EXIT_MODEL, EXIT_USAGE, ModelError, UsageError
 from memplan.shapes.dims import bind_dims, evaluate_dim, symbolic_dims
 from memplan.shapes.infer import stated_types
+from memplan.shapes.prepare import prepare
 
 
 @pytest.mark.parametrize(
@@ -124,3 +126,25 @@ def test_sizes_that_no_machine_holds(tmp_path: Path, size: int) -> None:
     with pytest.raises(ModelError, match="elements; the largest is") as caught:
         analyze(saved(proto, tmp_path), {"N": size * 2**10 if size == 2**40 else size})
     assert "dimensions" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("head", "op", "written", "words"),
+    [
+        ('ir_version: 14, opset_import: ["": 26]', "Exp", (13, 26), "memplan writes 13"),
+        ('ir_version: 13, opset_import: ["": 28]', "Exp", (13, 26), "which memplan writes"),
+        ('ir_version: 13, opset_import: ["": 28]', "Celu", (13, 28), "Celu changed since"),
+        ('ir_version: 99, opset_import: ["": 26]', "Exp", (99, 26), "IR version 99"),
+        ('ir_version: 13, opset_import: ["": 99]', "Exp", (13, 99), "opset 99"),
+        ('ir_version: 9, opset_import: ["": 20]', "Exp", (9, 20), ""),
+    ],
+)
+def test_versions_that_the_runtime_does_not_read(
+    head: str, op: str, written: tuple[int, int], words: str
+) -> None:
+    """They are said, and lowered where they add nothing."""
+    model = onnx.parser.parse_model(f"<{head}> g (float[3] x) => (float[3] y) {{ y = {op}(x) }}")
+    prepared = prepare(model, Path("m.onnx"), {})
+    assert (prepared.proto.ir_version, prepared.proto.opset_import[0].version) == written
+    assert words in "".join(prepared.assumptions)
+    assert bool(prepared.assumptions) == bool(words)

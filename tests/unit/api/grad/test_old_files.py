@@ -1,4 +1,4 @@
-"""Files at odds with themselves, and files older than initializers of their own."""
+"""Files at odds with themselves, older than initializers of their own, newer than the runtime."""
 
 from pathlib import Path
 
@@ -38,6 +38,16 @@ def test_files_older_than_initializers_of_their_own_get_gradients(tmp_path: Path
     step = grad(model, GradOptions(loss="mse", logits="y", wrt=("w",))).model
     onnx.checker.check_model(step)
     assert step.ir_version == 4
+
+
+def test_files_newer_than_the_runtime_get_gradients_that_it_runs() -> None:
+    """As the newest ``onnx.helper.make_model`` writes them."""
+    model = onnx.parser.parse_model(FORWARD.replace("float[4,4] y", "float[3,4] y"))
+    model.ir_version = onnx.IR_VERSION
+    model.opset_import[0].version = onnx.defs.onnx_opset_version()
+    step = grad(model, GradOptions(loss="mse", logits="y", optimizer="sgd"))
+    assert step.check is not None
+    assert step.check.verdict == "equal"
 
 
 def test_a_product_whose_left_side_has_lost_its_last_size_is_differentiated() -> None:

@@ -19,14 +19,23 @@ def test_windows_apart_add_nothing_and_stay_narrow() -> None:
     model = gradients(parse(text), "y", "x")
     scatter = next(node for node in model.graph.node if node.op_type == "ScatterElements")
     assert not any(item.name == "reduction" for item in scatter.attribute)
-    assert not any(
-        item.i == onnx.TensorProto.FLOAT
-        for node in model.graph.node
-        if node.op_type == "Cast"
-        for item in node.attribute
-    )
+    assert onnx.TensorProto.FLOAT not in _casts(model)
     found = runtime(model, {"x": np.array([[[0, 1, 2, 1, 0]]], np.float16)})
     assert found["x_grad"].tolist() == [[[0, 0, 1, 0, 0]]]
+
+
+@pytest.mark.parametrize("places", ["Gather(x, rows)", "GatherElements(x, numbers)"])
+def test_zeros_that_are_added_to_in_float32_are_never_narrow(places: str) -> None:
+    text = f"""g (float16[2,2] x) => (float16[2,2] y)
+      <int64[2] rows = {{1, 1}}, int64[2,2] numbers = {{1, 1, 1, 1}}> {{ y = {places} }}"""
+    model = gradients(parse(text), "y", "x")
+    assert onnx.TensorProto.FLOAT not in _casts(model)
+    found = runtime(model, {"x": np.ones((2, 2), np.float16)})
+    assert found["x_grad"].tolist() == [[0, 0], [2, 2]]
+
+
+def _casts(model: onnx.ModelProto) -> list[int]:
+    return [node.attribute[0].i for node in model.graph.node if node.op_type == "Cast"]
 
 
 def test_labels_that_are_scattered_in_float32_leave_no_one_hot_matrix() -> None:

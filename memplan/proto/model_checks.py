@@ -28,6 +28,7 @@ _DAMAGED = "export the model again; the file is damaged or was edited"
 _MS = "com.microsoft"
 _AS_IT_IS = 1 << 24  # bytes of a model that costs less to be sent to the checker than to be copied
 _INITIALIZERS_ALONE = 4  # since this IR version they need not be graph inputs
+AS_IT_IS = "refuses the file as it is"  # a newer runtime may not; the figures are right for all
 _NAMED = 5  # operators that a sentence names
 _NEWEST_IR, _NEWEST_OPSET = 13, 26  # that ONNX Runtime 1.31 reads; 1.32 reads 14 and 28
 
@@ -113,7 +114,7 @@ def lower_versions(model: onnx.ModelProto) -> list[str]:
     """Have a model say the newest versions that ONNX Runtime 1.31 reads, in place, where newer ones
     add nothing to it (IR version 14 has types of six bits; of most operators, the opsets from 27 on
     have nothing new). What the runtime refuses of the file as it was, in sentences."""
-    notes, refuses = [], "ONNX Runtime 1.31 refuses the file as it is (it reads up to"
+    notes, refuses = [], f"ONNX Runtime 1.31 {AS_IT_IS} (it reads up to"
     if (version := model.ir_version) > _NEWEST_IR:
         notes.append(f"IR version {version}: {refuses} {_NEWEST_IR})")
         if version <= onnx.IR_VERSION:

@@ -148,3 +148,4 @@ def test_versions_that_the_runtime_does_not_read(
     assert (prepared.proto.ir_version, prepared.proto.opset_import[0].version) == written
     assert words in "".join(prepared.assumptions)
     assert bool(prepared.assumptions) == bool(words)
+    assert not analyze(model).inexact

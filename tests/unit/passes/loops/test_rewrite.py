@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from helpers.graphs import parse
-from helpers.loops import CELL, cell, layer, pairs_of, peak, reopened, steps_of, trained
+from helpers.loops import CELL, cell, layer, pairs_of, parsed, peak, reopened, steps_of, trained
 from helpers.plans import outputs_of
 from helpers.scans import MIXED, ODD, RNN
 from memplan.autodiff.backward import Request, build_gradients
@@ -50,6 +50,17 @@ def test_layers(op: str, layers: int) -> None:
 def test_a_cell_of_hand() -> None:
     peaks = check(cell(12))
     assert min(peaks) < peaks[0]
+
+
+def test_a_state_that_is_an_output_is_not_stored_again() -> None:
+    """Without a gradient of ``r`` only what is recomputed reads h: the output, shifted."""
+    made = build_gradients(parsed(CELL, T=12, N=3), Request(("all",), ("x",), ("d",)))
+    model = reopened(made)
+    check(model)
+    steps = steps_of(model)
+    proto = store_less(made, list(zip(steps, named(steps, "all"), strict=True)), False)
+    forward = next(node for node in proto.graph.node if node.op_type == "Scan")
+    assert len(forward.output) == 4  # two states, all, and c before every step
 
 
 def test_one_row_is_multiplied_otherwise() -> None:

@@ -116,12 +116,12 @@ def plan_request(
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request, encoded: reused for several budgets.
+    """A request, encoded: reused for several budgets, with and without reserved outputs.
 
     ``problem``: without a budget; ``refusals``: why some nodes are never recomputed, by name.
-    ``peak_bytes``: of the graph as it is, workspace included. ``reserved_bytes`` are held
-    throughout besides the resident ones; the problem leaves them out. ``copy_seconds``: of the
-    copies to the host and back, by tensor that may be offloaded.
+    ``peak_bytes``: of the graph as it is, workspace included. ``copy_seconds``: of the copies to
+    the host and back, by tensor that may be offloaded. ``reserved_bytes`` are held throughout
+    besides the resident ones; a problem that is solved for them leaves them out.
     """
 
     request: PlanRequest
@@ -162,9 +162,6 @@ def prepare(request: PlanRequest, *, rebuild: bool = True) -> Prepared:
         extended, timeline, costs, request.keep, request.forward, request.differentiated
     )
     refused = refusals(request.graph, request.session.provider)
-    reserved = 0
-    if request.outputs_reserved:
-        problem, reserved = without_outputs(problem)
     return Prepared(
         request,
         extended,
@@ -173,8 +170,7 @@ def prepare(request: PlanRequest, *, rebuild: bool = True) -> Prepared:
         structural_floor(request.graph, timeline),
         resident_bytes(extended.graph),
         timeline.peak_with_workspace_bytes,
-        reserved,
-        copy_seconds,
+        copy_seconds=copy_seconds,
     )
 
 
@@ -208,6 +204,9 @@ def make_plan(
     ):
         # The constants of rules that nothing needs must not break a budget that holds.
         prepared = prepare(request, rebuild=False)
+    if request.outputs_reserved:
+        smaller, reserved = without_outputs(prepared.problem)
+        prepared = replace(prepared, problem=smaller, reserved_bytes=reserved)
     resident = prepared.resident_bytes
     room = request.budget_bytes - resident
     if request.lowest:

@@ -32,7 +32,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plain(source: Path) -> tuple[Path, dict[str, object]]:
     """A rewritten file with recomputed nodes, and the JSON of its making."""
     target = source.with_name("plain.onnx")
-    options = RewriteOptions(parse_size("50%"), session="default", strategy="search{iterations=6}")
+    options = RewriteOptions(parse_size("50%"), session="default", effort=6)
     return target, rewrite(source, options, target).as_json()
 
 

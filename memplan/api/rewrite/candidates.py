@@ -292,7 +292,7 @@ def _saved(source: OpenModel, goal: Goal, without: Sequence[str], folder: Path) 
 
     prepared = source.prepared
     path, weights = prepared.path, prepared.weights
-    before: list[str] = []
+    before = sorted(node.name for node in prepared.proto.graph.node)
     for count in range(1 if goal.session.name == "tuned" else _LOADS):
         target = folder / f"optimized_{count}.onnx"
         optimize_offline(path, target, goal.options.provider, weights, without)

@@ -34,12 +34,11 @@ from memplan.passes.manager import PassStep
 from memplan.planning.certificate import no_bound
 from memplan.planning.forms.extend_graph import kinds_for
 from memplan.planning.plain.finish_fences import PlainModel
-from memplan.planning.plain.plain_plan import plan_plain
+from memplan.planning.plain.plain_plan import everything_fenced, plan_plain
 from memplan.planning.plan import Plan
 from memplan.planning.plan_file import ChunkDecision
 from memplan.planning.planner import (
     NoPlanError,
-    PlanRequest,
     Prepared,
     make_plan,
     plan_request,
@@ -118,7 +117,7 @@ class _Entry:
     steps: tuple[PassStep, ...]
     least_cost: float
     chunk_cost: float
-    asked: PlanRequest | Prepared | None = None
+    asked: Prepared | None = None
     seconds: float = 0.0
     best: Planned | None = None
     closed: bool = False
@@ -145,7 +144,7 @@ class _Entry:
     @property
     def floor_bytes(self) -> int:
         """No plan takes less; 0 where that is not known."""
-        return self.asked.floor_bytes if isinstance(self.asked, Prepared) else 0
+        return 0 if self.asked is None else self.asked.floor_bytes
 
 
 @dataclass(slots=True)
@@ -239,8 +238,8 @@ class _Contest:
             return
         entry.seconds, entry.closed = seconds, True  # unless its search uses up its time
         try:
-            entry.asked = entry.asked or _prepared(entry, goal)
-            found = _plan(entry, goal, self._deadline(entry, seconds))
+            asked = entry.asked = entry.asked or _prepared(entry, goal)
+            found = _plan(entry, asked, goal, self._deadline(entry, seconds))
         except (InfeasibleError, UsageError) as error:
             self.failure = error
             entry.impossible = isinstance(error, NoPlanError) and error.proven
@@ -292,8 +291,8 @@ def _decisions(steps: Sequence[PassStep]) -> tuple[ChunkDecision, ...]:
     return () if place is None else steps[place].chunks
 
 
-def _prepared(entry: _Entry, goal: Goal) -> PlanRequest | Prepared:
-    """What the planner is asked, and for tuned sessions encoded: once for all looks.
+def _prepared(entry: _Entry, goal: Goal) -> Prepared:
+    """What the planner is asked, encoded: once for all looks.
 
     Raises:
         UsageError: a name is not there.
@@ -302,25 +301,24 @@ def _prepared(entry: _Entry, goal: Goal) -> PlanRequest | Prepared:
     request = plan_request(model, goal.session, goal.costs, goal.room_bytes, goal.selectors)
     forms = kinds_for(model.prepared, goal.forms)
     request = replace(request, lowest=goal.lowest, forms=forms)
-    return request if goal.session.name == "default" else prepare(request)
+    return prepare(everything_fenced(request) if goal.session.name == "default" else request)
 
 
-def _plan(entry: _Entry, goal: Goal, deadline: Deadline) -> Planned:
+def _plan(entry: _Entry, asked: Prepared, goal: Goal, deadline: Deadline) -> Planned:
     """A plan for the model that the steps of an entry lead to.
 
     Raises:
         InfeasibleError: none keeps the budget.
         UsageError: the strategy cannot work on this graph.
     """
-    model, asked, plain, begun = entry.model, entry.asked, None, now()
+    model, session, strategy, progress = entry.model, goal.session, goal.strategy, goal.progress
+    plain, begun = None, now()
     try:
-        if isinstance(asked, Prepared):
-            known = None if entry.best is None else entry.best.plan
-            left, progress = deadline.left, goal.progress
-            plan = make_plan(asked, goal.strategy, left, progress, known, entry.seconds)
+        if session.name == "default":
+            plan, plain = plan_plain(model, asked, session, strategy, deadline, progress)
         else:
-            assert asked is not None
-            plan, plain = plan_plain(model, asked, goal.strategy, deadline, goal.progress)
+            known = None if entry.best is None else entry.best.plan
+            plan = make_plan(asked, strategy, deadline.left, progress, known, entry.seconds)
     finally:
         goal.searched.append(now() - begun)
         entry.closed = not deadline.passed

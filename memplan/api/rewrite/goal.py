@@ -43,8 +43,10 @@ class Source:
 # Of the time limit, until passes may begin that only save memory.
 _PASSES = 0.5
 # For every node, what is to be written takes about so many times what opening took: applying,
-# checking its bytes, proving and writing. Making chunks and encoding them take so many.
-_CLOSING, _MAKING = 2.5, 1.0
+# checking its bytes, proving and writing; for plain sessions also choosing fences and pins, and
+# loading the new file. Making chunks and encoding them take so many.
+_CLOSING = {"tuned": 2.5, "default": 3.0}
+_MAKING = 1.0
 # The pass that orders nodes may take this share of the time left.
 _ORDER_SHARE = 0.25
 
@@ -115,7 +117,7 @@ class Goal:
 
     def spare(self, nodes: int) -> float:
         """Seconds until a graph of so many nodes must be ready to be written."""
-        closing = _CLOSING * self.opening_seconds * nodes
+        closing = _CLOSING[self.session.name] * self.opening_seconds * nodes
         return self.deadline.seconds - self.deadline.spent - closing
 
     @property
@@ -125,7 +127,7 @@ class Goal:
 
     def room(self, seconds: float) -> Room:
         """So many seconds for chunks and all that comes of them."""
-        each = (_MAKING + _CLOSING) * self.opening_seconds
+        each = (_MAKING + _CLOSING[self.session.name]) * self.opening_seconds
         return Room(Deadline(seconds, self.deadline.clock), each)
 
 

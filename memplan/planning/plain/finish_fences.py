@@ -41,8 +41,8 @@ from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, simulate
 
 _NEVER = Deadline()
-_EVERY = (0, 64, 16, 4, 1)
-"""Behind one chain of nodes in so many there is a pin; 0: behind none."""
+_EVERY = (0, 64, 16, 4)
+"""Behind one chain of nodes in so many there is a pin, if that is enough; 0: behind none."""
 _STRETCHES, _TIMES = 8, 2
 """A plan is divided into so many stretches, and what is left of its pins once more."""
 
@@ -199,35 +199,40 @@ def finish(
     """A file that keeps the limits, with few pins and few input fences; where none does, the one
     that breaks them by least.
 
-    Input fences are there in the order in which they are needed, so how many is found by halving.
+    All of them come first, which is the order of the plan. Input fences are there in the order in
+    which they are needed: the fewest are tried, and then how many is found by halving.
 
     Args:
         draft: what is planned, fenced.
         limits: budgets for the first run and for later ones.
         needed: names of nodes that keep their pins.
-        deadline: for the pins of stretches of the plan.
+        deadline: for doing without what the limits do not need.
     """
-    most = len(draft.input_fences)
-    best, over = None, 0
+    most, ends = len(draft.input_fences), draft.ends
+    best = draft.finished(most, needed.union(ends))
+    over = _excess(best, limits)
     for every in _EVERY:
-        ends = draft.ends[::every] if every else []
-        made = draft.finished(most, needed.union(ends))
-        excess = _excess(made, limits)
-        if best is None or excess < over:
-            best, over = made, excess
-        if over <= 0:
+        if deadline.passed:
             break
-    assert best is not None
+        fewer = draft.ends[::every] if every else []
+        made = draft.finished(most, needed.union(fewer))
+        excess = _excess(made, limits)
+        if excess <= 0 or excess < over:
+            best, over, ends = made, excess, fewer
+        if excess <= 0:
+            break
     if over > 0:
         return best
-    least = sum(fence.fixed for fence in draft.input_fences)
+    count = least = sum(fence.fixed for fence in draft.input_fences)
     while least < most:
-        count = (least + most) // 2
         made = draft.finished(count, needed.union(ends))
         if _excess(made, limits) <= 0:
             best, most = made, count
         else:
             least = count + 1
+        if deadline.passed:
+            break
+        count = (least + most) // 2
     # Order matters where memory is full, and that is in few places.
     for _ in range(_TIMES):
         size = max(1, -(-len(ends) // _STRETCHES))

@@ -19,7 +19,7 @@ from memplan.planning.plain.finish_fences import (
 )
 from memplan.planning.plan import Plan
 from memplan.planning.plan_file import EDITED, PlainDecision
-from memplan.planning.planner import PlanRequest, make_plan, prepare
+from memplan.planning.planner import PlanRequest, Prepared, make_plan
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import SessionKind
@@ -31,7 +31,7 @@ _LOADS = 4
 # Shares of the time that is left: for a plan, and for all plans of which later runs keep the
 # budget, too.
 _ATTEMPT, _LATER = 0.4, 0.6
-_FEWER = 0.25  # the same, for the pins of stretches that a plan does not need
+_FEWER = 0.25  # the same, for doing without fences and pins
 # Targets so close, as a share of the budget, that nothing lies between them.
 _CLOSE = 0.005
 _UNBOUNDED = 1 << 62
@@ -40,22 +40,25 @@ _PIN = 8  # bytes that the result of a pin takes
 
 def plan_plain(
     model: OpenModel,
-    request: PlanRequest,
+    prepared: Prepared,
+    session: SessionKind,
     strategy: Strategy,
     deadline: Deadline,
     progress: Progress | None = None,
 ) -> tuple[Plan, PlainModel]:
-    """Plan ``request`` so that the budget holds in a plain session.
+    """Plan a request so that the budget holds in a plain session.
 
     In the first run and in every later one, where a plan for that is found; else in the first one
     (``PlainModel.later`` tells what the others need, and its notes say so).
 
     Args:
         model: what is planned.
-        request: with a default session.
+        prepared: the request, with everything fenced (:func:`everything_fenced`).
+        session: the default session that the file is for.
         strategy: decides what is recomputed.
-        deadline: for all attempts. The memory pattern's block has gaps that the planner does not
-            foresee; where they break the budget, it plans again for less.
+        deadline: for all searches. The memory pattern's block has gaps that the planner does not
+            foresee; where they break the budget, it plans again for less. What is made of the last
+            plan may come later; where there is none yet, one more attempt, too.
         progress: called with the present peak in bytes.
 
     Raises:
@@ -63,13 +66,13 @@ def plan_plain(
         Rejected: what was made is not what was planned; our bug.
         UsageError: the graph has no input.
     """
-    planner = _PlainPlanner(model, request, strategy, progress)
-    if request.lowest:
-        return planner.lowest(deadline)
+    planner = _PlainPlanner(model, prepared, session, strategy, deadline, progress)
+    if prepared.request.lowest:
+        return planner.lowest()
     try:
-        return planner.within(request.budget_bytes, deadline.share(_LATER), later=True)
+        return planner.within(deadline.share(_LATER), later=True)
     except InfeasibleError:
-        return planner.within(request.budget_bytes, deadline, later=False)
+        return planner.within(deadline, later=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,27 +80,31 @@ class _PlainPlanner:
     """Plans for one model, and what a plain session makes of them."""
 
     model: OpenModel
-    request: PlanRequest
+    prepared: Prepared
+    session: SessionKind
     strategy: Strategy
+    deadline: Deadline
     progress: Progress | None
 
-    def lowest(self, deadline: Deadline) -> tuple[Plan, PlainModel]:
+    def lowest(self) -> tuple[Plan, PlainModel]:
         """The lowest plan in a node order that is kept; the budget is what its first run takes."""
-        plan = self._plan(0, deadline, later=False)
+        plan = self._plan(0, self.deadline, later=False)
         peak = plan.predicted_peak_with_workspace_bytes + _PIN * len(plan.sequence)
-        result = _made(self.model, plan, self.request.session, Peaks(peak, _UNBOUNDED), deadline)
+        result = _made(self.model, plan, self.session, Peaks(peak, _UNBOUNDED), self.deadline)
         return replace(plan, budget_bytes=result.peaks.first), result
 
-    def within(self, budget: int, deadline: Deadline, *, later: bool) -> tuple[Plan, PlainModel]:
+    def within(self, deadline: Deadline, *, later: bool) -> tuple[Plan, PlainModel]:
         """Plan for less and less until the budget holds, then for a little more again if that is
-        cheaper. ``later``: it must hold in later runs, too."""
+        cheaper. ``later``: it must hold in later runs, too; without a plan it ends while there is
+        time for one for the first run."""
+        budget = self.prepared.request.budget_bytes
         limits = Peaks(budget, budget if later else _UNBOUNDED)
         best: tuple[Plan, PlainModel] | None = None
         target = budget
         low: int | None = None  # the highest target below which nothing more is to be found
         high: int | None = None  # the lowest whose plan breaks a limit
-        for _ in range(_ATTEMPTS):
-            over = 0
+        for attempt in range(_ATTEMPTS):
+            before, over = self.deadline.spent, 0
             try:
                 plan = self._plan(target, deadline, later=later)
             except InfeasibleError:
@@ -105,7 +112,7 @@ class _PlainPlanner:
                     raise
                 low = target
             else:
-                result = _made(self.model, plan, self.request.session, limits, deadline)
+                result = _made(self.model, plan, self.session, limits, self.deadline)
                 over = result.peaks.over(limits)
                 if over > 0:
                     high = min(target, plan.predicted_peak_with_workspace_bytes)
@@ -115,6 +122,9 @@ class _PlainPlanner:
                         best = (plan, result)
             done = best is not None and not best[0].extra_cost_fraction
             if high is None or done or (best is not None and deadline.passed):
+                break
+            needed = self.deadline.spent - before if later else 0.0
+            if best is None and self.deadline.left <= needed and (later or attempt):
                 break
             if low is not None and high - low < _CLOSE * budget:
                 break
@@ -130,13 +140,9 @@ class _PlainPlanner:
     def _plan(self, budget: int, deadline: Deadline, *, later: bool) -> Plan:
         """A plan with every fence and pin; 0: the lowest."""
         seconds = deadline.share(_ATTEMPT).left
-        request = replace(
-            everything_fenced(self.request),
-            budget_bytes=budget,
-            outputs_reserved=later,
-            lowest=not budget,
-        )
-        return make_plan(prepare(request), self.strategy, seconds, self.progress)
+        request = replace(self.prepared.request, budget_bytes=budget, outputs_reserved=later)
+        asked = replace(self.prepared, request=request)
+        return make_plan(asked, self.strategy, seconds, self.progress)
 
 
 def _draft(model: OpenModel, plan: Plan, session: SessionKind) -> Draft:

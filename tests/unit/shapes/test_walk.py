@@ -100,17 +100,6 @@ def test_inference_of_the_whole_says_what_the_walk_does(
     assert (walked, list(walked[0])) == (at_once, list(at_once[0]))
 
 
-def test_the_runtime_follows_a_shape_through_a_cast_and_no_further() -> None:
-    model = parse("""g (float[4,8] x) => (float p, float q) <int64[2] both = {0, 1}>
-      { s = Shape(x)  c = Cast<to = 7>(s)  y = Reshape(x, c)  p = ReduceSum<keepdims = 0>(y)
-        t = Gather(s, both)  z = Reshape(x, t)  q = ReduceSum<keepdims = 0>(z) }""")
-    types, _ = value_types(model)
-    assert types["y"].shape == types["z"].shape == (4, 8)
-    seen = visible_shapes(model, types)
-    assert seen["y"] == (4, 8)
-    assert "z" not in seen
-
-
 def test_an_operator_that_onnx_does_not_know_shows_its_outputs_once_its_inputs_are_seen() -> None:
     model = parse("""<ir_version: 10, opset_import: ["" : 18, "acme" : 1]>
       g (float[4,8] x) => (float p, float q) <int64[2] both = {0, 1}>

@@ -42,12 +42,12 @@ def taken(
     *,
     lowest: bool = False,
     clock: list[float] | None = None,
-    prepared: Callable[..., Any] = lambda *_: object(),
+    prepared: Callable[..., Any] = lambda *_: SimpleNamespace(floor_bytes=0),
 ) -> tuple[Planned, list[str], float]:
     """The plan, whose turn it was to be looked at, and when all was over."""
     time, looked = [0.0] if clock is None else clock, list[str]()
 
-    def look(entry: Any, goal: Any, deadline: Deadline) -> Planned:
+    def look(entry: Any, asked: Any, goal: Any, deadline: Deadline) -> Planned:
         name = entry.candidate.kind
         found = every[name][min(looked.count(name), len(every[name]) - 1)]
         looked.append(name)
@@ -137,11 +137,7 @@ def test_what_costs_more_may_be_lower() -> None:
 
 def test_of_what_is_to_be_lowest_floors_say_what_is_left() -> None:
     def prepared(entry: Any, goal: Any) -> Any:
-        floor = {"a": 50, "b": 20, "c": 90}[entry.candidate.kind]
-        found = object.__new__(cheapest.Prepared)
-        object.__setattr__(found, "resident_bytes", floor)
-        object.__setattr__(found, "floor", SimpleNamespace(with_workspace=0))
-        return found
+        return SimpleNamespace(floor_bytes={"a": 50, "b": 20, "c": 90}[entry.candidate.kind])
 
     every = {"a": [0.4, 0.4, 0.4], "b": [0.3, 0.5], "c": [0.2] * 9}
     found, looked, _ = taken(every, 60.0, lowest=True, prepared=prepared)

@@ -16,9 +16,9 @@ from memplan.errors import InfeasibleError
 from memplan.planning.plain import finish_fences as finishing
 from memplan.planning.plain import plain_plan as planning
 from memplan.planning.plain.finish_fences import Draft, Peaks, finish
-from memplan.planning.plain.plain_plan import plan_plain
+from memplan.planning.plain.plain_plan import everything_fenced, plan_plain
 from memplan.planning.plan import Rejected
-from memplan.planning.planner import PlanRequest
+from memplan.planning.planner import PlanRequest, Prepared, make_plan, prepare
 from memplan.proto.metadata import node_metadata
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import session_kind
@@ -44,9 +44,10 @@ def no_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "written_as_loaded", lambda *_: None)
 
 
-def planned(model: OpenModel) -> onnx.ModelProto:
+def planned(model: OpenModel, deadline: Deadline) -> onnx.ModelProto:
     request = PlanRequest(model.graph, DEFAULT, PLENTY, lambda g: [1.0] * len(g.nodes))
-    return plan_plain(model, request, parse_strategy("none"), Deadline(2.0))[1].model
+    asked = prepare(everything_fenced(request))
+    return plan_plain(model, asked, DEFAULT, parse_strategy("none"), deadline)[1].model
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -92,6 +93,9 @@ def test_few_input_fences_and_pins_where_the_budget_is_loose() -> None:
     over = finish(draft, Peaks(0, 0))
     assert over.peaks.first <= whole.peaks.first
     assert over.fenced == whole.fenced
+    # Without time: the plan's own order, and the fewest input fences, if that is enough.
+    late = finish(draft, Peaks(PLENTY, PLENTY), deadline=Deadline(0.0))
+    assert (late.fenced, late.pinned) == ((), whole.pinned)
 
 
 def another_interface(model: onnx.ModelProto) -> None:
@@ -112,7 +116,8 @@ def test_a_bad_file_is_not_handed_out(
     monkeypatch: pytest.MonkeyPatch, spoil: Any, reason: str
 ) -> None:
     model = open_text(CHAIN)
-    assert [n.name for n in planned(model).graph.node if not node_metadata(n).get("memplan.role")]
+    made = planned(model, Deadline(2.0))
+    assert [n.name for n in made.graph.node if not node_metadata(n).get("memplan.role")]
 
     def spoiled(*arguments: Any) -> Any:
         made = finish(*arguments)
@@ -129,11 +134,25 @@ def test_a_bad_file_is_not_handed_out(
 
 
 @pytest.mark.usefixtures("no_runtime")
-def test_a_file_over_its_limits_is_not_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is finished is measured against the limits, not the draft alone."""
-    model = open_text(CHAIN)
-    planned(model)
+@pytest.mark.parametrize(("seconds", "attempts"), [(0.0, 12), (4.0, 4), (20.0, 3)])
+def test_a_file_over_its_limits_is_not_handed_out(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, attempts: int
+) -> None:
+    """What is finished is measured against the limits, not the draft alone. No attempt begins
+    behind the deadline, but for two for the first run."""
+    time = [0.0]
+
+    def slow(*arguments: Any) -> Any:
+        time.append(time[-1] + seconds)
+        return finish(*arguments)
+
+    def at_once(asked: Prepared, *rest: Any) -> Any:
+        return make_plan(replace(asked, request=replace(asked.request, budget_bytes=PLENTY)), *rest)
+
+    monkeypatch.setattr(planning, "finish", slow)
+    monkeypatch.setattr(planning, "make_plan", at_once)
     peaks = property(lambda _: Peaks(PLENTY + 1, 0))
     monkeypatch.setattr(finishing.PlainModel, "peaks", peaks)
     with pytest.raises(InfeasibleError):
-        planned(model)
+        planned(open_text(CHAIN), Deadline(10.0, lambda: time[-1]))
+    assert len(time) == 1 + attempts

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from memplan.api.state_modes import like_state
 from memplan.errors import UsageError
 from memplan.ir.graph import Graph
 from memplan.passes.loops.cell import CellPlan, plan_cell
@@ -156,7 +157,8 @@ def _made(
     proto = store_less(prepared.proto, rows, bool(symbolic_dims(prepared.proto)))
     known = symbolic_dims(proto)
     dims = {name: size for name, size in prepared.dims.items() if name in known}
-    after = opened(prepare(proto, prepared.path, dims, prepared.weights), loss)
+    made = prepare(proto, prepared.path, dims, prepared.weights)
+    after = like_state(opened(made, loss), model)
     changes = tuple(_change(*row) for row in rows)
     count = sum(len(change.recomputed) for change in changes)
     loops = counted(len(changes), "backward loop")

@@ -11,9 +11,11 @@ import pytest
 from onnx import helper
 
 import memplan
+from helpers import networks
 from helpers.chunking import layered
 from helpers.graphs import TUNED, open_text
 from helpers.plans import checked
+from memplan.api.grad.training_graph import GradOptions
 from memplan.api.rewrite import finish
 from memplan.api.rewrite.check_file import require_as_promised, sound_timeline
 from memplan.api.rewrite.rewriting import Rewrite, RewriteOptions, rewrite
@@ -26,7 +28,7 @@ from memplan.proto.metadata import node_metadata
 from memplan.simulate.opened import OpenModel
 from memplan.simulate.timeline import Timeline, simulate
 from memplan.solver.strategies.builtin import parse_strategy
-from memplan.units import parse_size
+from memplan.units import parse_budget, parse_size
 
 pytestmark = pytest.mark.rejects
 
@@ -210,6 +212,18 @@ def test_chunks_of_a_dynamic_batch_state_their_sizes() -> None:
     assert not again.inexact
     timeline = result.timeline
     assert again.timeline.peak_with_workspace_bytes == timeline.peak_with_workspace_bytes
+
+
+def test_state_whose_outputs_state_no_shape_stays_apart_where_loops_store_less() -> None:
+    """What the check of the file refuses is refused of every version of the graph."""
+    options = GradOptions(loss="cross-entropy", logits="logits", optimizer="sgd")
+    step = memplan.grad(networks.lstm(), options, check=False).model
+    for value in step.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    result = rewrite(step, RewriteOptions(parse_budget("min"), optimize="none", effort=1))
+    assert result.pairs
+    assert result.planned.state is not None
+    assert not result.planned.state.in_place
 
 
 def test_chunks_that_nobody_else_can_read_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,18 +142,24 @@ def check_structure(model: onnx.ModelProto, path: Path) -> None:
                 f"{path} uses opset {opset.version}; memplan reads opset {MINIMUM_OPSET} and newer",
                 "convert it with onnx.version_converter",
             )
-        if opset.version > _LARGEST_VERSION:
-            raise ModelError(
-                f"{path} says that it uses opset {opset.version:,}, which cannot be",
-                "export the model again; the file is damaged or was edited",
-            )
+        _check_version(opset, path)
     for function in model.functions:
         _check_function_text(function, path)
+        for opset in function.opset_import:
+            _check_version(opset, path)
         if is_standard(function.domain) and function.name in _NOT_REPLACED:
             raise ModelError(f"{path}: a function of the model replaces ONNX's {function.name}")
     require(len(model.graph.output), MOST_OUTPUTS, f"graph outputs in {path}")
     _check_graph(model, model.graph, path)
     require_valid(model, f"{path}: ", lenient=True)
+
+
+def _check_version(opset: onnx.OperatorSetIdProto, path: Path) -> None:
+    if not 0 <= opset.version <= _LARGEST_VERSION:
+        raise ModelError(
+            f"{path} says that it uses opset {opset.version:,}, which cannot be",
+            "export the model again; the file is damaged or was edited",
+        )
 
 
 def _check_graph(

@@ -93,6 +93,13 @@ def _functional() -> onnx.ModelProto:
     )
 
 
+@pytest.mark.parametrize("version", [-(2**63), 2**40])
+def test_a_function_of_an_opset_that_cannot_be(tmp_path: Path, version: int) -> None:
+    model = _functional()
+    model.functions[0].opset_import[0].version = version
+    assert "which cannot be" in refused(model, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("model", "name"),
     [

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from memplan.equivalence.in_place import unsafe_pairs
+from memplan.equivalence.in_place import unlike_pairs, unsafe_pairs
 from memplan.errors import ModelError, UsageError
 from memplan.ir.contract import Contract, find_contract, sound_contract
 from memplan.ir.graph import Graph
@@ -153,9 +153,11 @@ def settled(model: OpenModel, session: SessionKind, values: Sequence[str]) -> Op
 
 def confirmed(model: OpenModel) -> OpenModel:
     """The model with only those pairs in place that the check of the file itself agrees to
-    (:mod:`memplan.equivalence.in_place`); the others have second buffers."""
-    in_place, _ = bindings(model.graph)
-    refused = unsafe_pairs(model.prepared.proto, in_place)
+    (:mod:`memplan.equivalence.in_place`); the others have second buffers. What another order may
+    put in place is asked about, too."""
+    in_place, second = bindings(model.graph)
+    proto = model.prepared.proto
+    refused = unlike_pairs(proto, second) | unsafe_pairs(proto, in_place)
     if not refused:
         return model
     return with_state(model, names_of(model.graph), refused)

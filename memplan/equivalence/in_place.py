@@ -60,6 +60,13 @@ def unsafe_pairs(model: onnx.ModelProto, pairs: Mapping[str, str]) -> dict[str, 
     return _Checker(model, pairs).run()
 
 
+def unlike_pairs(model: onnx.ModelProto, pairs: Mapping[str, str]) -> dict[str, str]:
+    """The same, of those that no other order of nodes would make safe (rule 1)."""
+    checker = _Checker(model, pairs)
+    found = {out: checker.mismatch(out, given) for out, given in pairs.items()}
+    return {out: reason for out, reason in found.items() if reason}
+
+
 def _unknown_order(model: onnx.ModelProto) -> str:
     """Why the session's order may not be that of the list; empty if it is."""
     functions = {(_domain(each.domain), each.name) for each in model.functions}
@@ -114,7 +121,7 @@ class _Checker:
         """The reasons of all pairs that are unsafe."""
         lives: dict[str, _Life] = {}
         for out, given in self.pairs.items():
-            reason = self._mismatch(out, given)
+            reason = self.mismatch(out, given)
             if reason:
                 self.reasons[out] = reason
             else:
@@ -126,7 +133,7 @@ class _Checker:
                 self.reasons[life.output] = reason
         return {out: self.reasons[out] for out in self.pairs if out in self.reasons}
 
-    def _mismatch(self, out: str, given: str) -> str:
+    def mismatch(self, out: str, given: str) -> str:
         """Rule 1."""
         if self.listed[out] != 1:
             how_often = "no" if not self.listed[out] else "more than one"

@@ -6,10 +6,11 @@ import numpy as np
 import onnx
 import pytest
 
+from helpers.graphs import open_text
 from helpers.plans import checked
 from helpers.state_graphs import state_step
 from memplan import RewriteOptions, analyze, rewrite
-from memplan.api.state_modes import settled
+from memplan.api.state_modes import confirmed, settled
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.errors import InfeasibleError
 from memplan.ops.cost import device_for
@@ -37,6 +38,18 @@ def _pairs(model: OpenModel) -> dict[str, str]:
     state, tensors = model.graph.state, model.graph.tensors
     assert state is not None
     return {tensors[o].name: tensors[i].name for o, i in state.in_place.items()}
+
+
+def test_what_another_order_may_put_in_place_is_asked_about_too() -> None:
+    """Here ``y`` reads the old value last, so ``w_new`` is apart; its shape is not stated."""
+    model = open_text(
+        "g (float[4] x, float[4] w) => (float[4] y, float[4] w_new)"
+        " { w_new = Sub(w, x) y = Mul(w_new, w) }"
+    )
+    model.prepared.proto.graph.output[1].type.tensor_type.ClearField("shape")
+    held = confirmed(settled(model, TUNED, ("in-place",))).graph.state
+    assert held is not None
+    assert "not stated" in held.refused["w_new"]
 
 
 def test_a_sequence_that_reads_what_is_written_over_is_impossible() -> None:

@@ -25,7 +25,8 @@ from memplan.ops.sharp_edges import edge_notes, sharp_edges
 from memplan.passes.loops.loop_pairs import RecurrentPair, find_pairs
 from memplan.planning.plain.as_loaded import as_loaded, changes_at_load, narrow_types
 from memplan.processes.garbage import collector_paused
-from memplan.proto.model_checks import AS_IT_IS, host_copies
+from memplan.proto.model_checks import host_copies
+from memplan.proto.opset import REFUSED
 from memplan.runtime.installed import NAME
 from memplan.shapes.tensor_type import FLOATS
 from memplan.simulate.devices import fallback_notes, fallbacks_json
@@ -300,7 +301,7 @@ def analyze_open(model: OpenModel, session: SessionKind, *, held: bool = False) 
     patterns = [_PATTERNS_INSIDE] if session.name == "default" and model.graph.bodies else []
     provider = (*_provider_notes(model, session), *version_notes(session.provider))
     wrong, failing = ((), ()) if held else runtime_faults(model, session.provider)
-    shapes = (note for note in prepared.assumptions if AS_IT_IS not in note)
+    shapes = (note for note in prepared.assumptions if REFUSED not in note)
     contract = contract_of(model)
     return Analysis(
         path=model.prepared.path,

@@ -31,8 +31,8 @@ from memplan.proto.metadata import set_metadata
 from memplan.proto.model_checks import find_fault
 from memplan.proto.names import NameAuthority, defined_names
 from memplan.proto.nodes import all_nodes, is_standard, names_read, subgraphs
-from memplan.proto.opset import allow_initializers, default_opset
-from memplan.shapes.one_node import is_function, schema_of
+from memplan.proto.opset import allow_initializers, default_opset, schema_of
+from memplan.shapes.one_node import is_function
 from memplan.shapes.prepare import inline_functions, name_nodes
 
 _SCATTERS = ("ScatterElements", "ScatterND")

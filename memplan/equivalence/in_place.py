@@ -62,6 +62,8 @@ def unsafe_pairs(model: onnx.ModelProto, pairs: Mapping[str, str]) -> dict[str, 
 
 def unlike_pairs(model: onnx.ModelProto, pairs: Mapping[str, str]) -> dict[str, str]:
     """The same, of those that no other order of nodes would make safe (rule 1)."""
+    if not pairs:
+        return {}
     checker = _Checker(model, pairs)
     found = {out: checker.mismatch(out, given) for out, given in pairs.items()}
     return {out: reason for out, reason in found.items() if reason}

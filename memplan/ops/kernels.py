@@ -92,9 +92,8 @@ def schema_version(domain: str, op: str, opset: int) -> int:
     """The version of an operator under an opset; 1 for operators that ONNX does not know."""
     if domain:
         return 1
-    import onnx
+    from memplan.proto.opset import schema_of
 
-    try:
-        return int(onnx.defs.get_schema(op, opset, domain).since_version)
-    except onnx.defs.SchemaError:
-        return 1  # the runtime's own operators, some of which stand in the default domain
+    schema = schema_of(domain, op, opset)
+    # None: the runtime's own operators, some of which stand in the default domain.
+    return 1 if schema is None else schema.since_version

@@ -21,6 +21,7 @@ from memplan.proto.bare import without_weights
 from memplan.proto.elements import ELEMENT_BITS
 from memplan.proto.external import external_tensors
 from memplan.proto.nodes import all_nodes, is_constant, is_standard, subgraphs
+from memplan.proto.opset import schema_of
 from memplan.units import counted
 
 _Proto = onnx.TensorProto
@@ -28,9 +29,6 @@ _DAMAGED = "export the model again; the file is damaged or was edited"
 _MS = "com.microsoft"
 _AS_IT_IS = 1 << 24  # bytes of a model that costs less to be sent to the checker than to be copied
 _INITIALIZERS_ALONE = 4  # since this IR version they need not be graph inputs
-AS_IT_IS = "refuses the file as it is"  # a newer runtime may not; the figures are right for all
-_NAMED = 5  # operators that a sentence names
-_NEWEST_IR, _NEWEST_OPSET = 13, 26  # that ONNX Runtime 1.31 reads; 1.32 reads 14 and 28
 
 
 def require_valid(model: onnx.ModelProto, before: str = "", *, lenient: bool = False) -> None:
@@ -110,46 +108,11 @@ def opset_of(imports: Iterable[onnx.OperatorSetIdProto]) -> int:
     return min(next((i.version for i in imports if is_standard(i.domain)), newest), newest)
 
 
-def lower_versions(model: onnx.ModelProto) -> list[str]:
-    """Have a model say the newest versions that ONNX Runtime 1.31 reads, in place, where newer ones
-    add nothing to it (IR version 14 has types of six bits; of most operators, the opsets from 27 on
-    have nothing new). What the runtime refuses of the file as it was, in sentences."""
-    notes, refuses = [], f"ONNX Runtime 1.31 {AS_IT_IS} (it reads up to"
-    if (version := model.ir_version) > _NEWEST_IR:
-        notes.append(f"IR version {version}: {refuses} {_NEWEST_IR})")
-        if version <= onnx.IR_VERSION:
-            model.ir_version = _NEWEST_IR
-            notes[-1] += f"; memplan writes {_NEWEST_IR}"
-    for item in model.opset_import:
-        version = item.version
-        if is_standard(item.domain) and version > _NEWEST_OPSET:
-            notes.append(f"opset {version}: {refuses} {_NEWEST_OPSET})")
-            own = {node.op_type for node in all_nodes(model.graph.node) if is_standard(node.domain)}
-            newer = sorted(op for op in own if _since(op, version) != _since(op, _NEWEST_OPSET))
-            if version <= defs.onnx_opset_version() and not newer:
-                item.version = _NEWEST_OPSET
-                notes[-1] += f"; its operators are those of {_NEWEST_OPSET}, which memplan writes"
-            elif newer:
-                notes[-1] += f"; {', '.join(newer[:_NAMED])} changed since"
-    return notes
-
-
-@cache
-def _since(op: str, version: int) -> int:
-    """Since which opset an operator has been as an opset has it; 0: it has none such."""
-    try:
-        return int(defs.get_schema(op, version, "").since_version)
-    except defs.SchemaError:
-        return 0
-
-
 @cache
 def is_defined(op: str, version: int) -> bool:
     """Whether an opset of ONNX has an operator, and has not withdrawn it."""
-    try:
-        return not defs.get_schema(op, version, "").deprecated
-    except defs.SchemaError:
-        return False
+    schema = schema_of("", op, version)
+    return schema is not None and not schema.deprecated
 
 
 # -- what the checker leaves to be said ------------------------------------------------------------

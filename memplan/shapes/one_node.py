@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 
 from memplan.proto import native
 from memplan.proto.nodes import captured_names, domain_of, is_standard
+from memplan.proto.opset import schema_of
 from memplan.shapes.infer import Array, run_inference
 from memplan.shapes.tensor_type import (
     UNKNOWN,
@@ -141,15 +142,6 @@ def _drop_new_names(proto: onnx.TypeProto, given: Iterable[onnx.TypeProto]) -> N
         for dim in proto.tensor_type.shape.dim:
             if dim.dim_param and dim.dim_param not in names:
                 dim.Clear()
-
-
-@cache
-def schema_of(domain: str, op: str, opset: int) -> onnx.defs.OpSchema | None:
-    """ONNX's definition of an operator at an opset of its domain, or None."""
-    try:
-        return onnx.defs.get_schema(op, opset, domain)
-    except onnx.defs.SchemaError:
-        return None
 
 
 def infer_types(

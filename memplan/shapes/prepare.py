@@ -14,9 +14,9 @@ from memplan.errors import ModelError
 from memplan.proto import native
 from memplan.proto.limits import INLINED_FACTOR, INLINED_NODES, require
 from memplan.proto.metadata import get_metadata
-from memplan.proto.model_checks import lower_versions
 from memplan.proto.names import NameAuthority
 from memplan.proto.nodes import all_nodes, is_standard
+from memplan.proto.opset import lower_versions
 from memplan.proto.read import check_structure, read_model
 from memplan.shapes.complete import value_types
 from memplan.shapes.dims import bind_dims, symbolic_dims

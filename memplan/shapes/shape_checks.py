@@ -11,8 +11,9 @@ from memplan.errors import ModelError
 from memplan.proto import native
 from memplan.proto.bare import without_weights
 from memplan.proto.nodes import domain_of, is_standard, reads_of
+from memplan.proto.opset import schema_of
 from memplan.shapes.infer import GIVES_UP, numeric_type, stated_types
-from memplan.shapes.one_node import is_mended, schema_of
+from memplan.shapes.one_node import is_mended
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types
 from memplan.shapes.walk import TypeWalk, agreed
 

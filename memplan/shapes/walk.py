@@ -13,9 +13,10 @@ from functools import lru_cache
 import onnx
 
 from memplan.proto.nodes import domain_of, is_constant, is_standard
+from memplan.proto.opset import schema_of
 from memplan.shapes.fold import small_constants
 from memplan.shapes.infer import Array, constant_type, declared_values, numeric_type
-from memplan.shapes.one_node import Content, Inferred, content_of, infer_node, schema_of
+from memplan.shapes.one_node import Content, Inferred, content_of, infer_node
 from memplan.shapes.tensor_type import UNKNOWN, Dim, TensorType, parse_type, type_bytes
 
 

@@ -15,10 +15,10 @@ from memplan.autodiff.forward.convert import at_opset
 from memplan.errors import InvalidNodeError, ModelError
 from memplan.proto.edit import copied, rename_reads
 from memplan.proto.limits import MOST_FOLDED
-from memplan.proto.model_checks import lower_versions, require_valid
+from memplan.proto.model_checks import require_valid
 from memplan.proto.names import NameAuthority, defined_names
 from memplan.proto.nodes import is_constant, is_standard, subgraphs
-from memplan.proto.opset import allow_initializers, default_opset
+from memplan.proto.opset import allow_initializers, default_opset, lower_versions
 from memplan.proto.read import check_structure
 from memplan.proto.surrogates import is_surrogate
 from memplan.shapes.fold import evaluate, small_constants

@@ -16,8 +16,7 @@ from memplan.proto import native
 from memplan.proto.bare import without_weights
 from memplan.proto.edit import copied, replace_nodes
 from memplan.proto.nodes import domain_of, names_read, subgraphs
-from memplan.proto.opset import OPSET, allow_initializers, default_opset
-from memplan.shapes.one_node import schema_of
+from memplan.proto.opset import OPSET, allow_initializers, default_opset, schema_of
 
 MICROSOFT, ATEN = "com.microsoft", "org.pytorch.aten"
 _IR_VERSION = 9  # of that opset

@@ -19,8 +19,8 @@ from memplan.proto import native
 from memplan.proto.edit import rename_reads, replace_nodes
 from memplan.proto.names import NameAuthority, names_in_use
 from memplan.proto.nodes import is_standard
-from memplan.proto.opset import default_opset
-from memplan.shapes.one_node import is_function, schema_of
+from memplan.proto.opset import default_opset, schema_of
+from memplan.shapes.one_node import is_function
 from memplan.shapes.prepare import name_nodes
 from memplan.shapes.tensor_type import UNKNOWN, value_info
 

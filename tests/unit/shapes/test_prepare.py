@@ -143,9 +143,9 @@ def test_versions_that_the_runtime_does_not_read(
     head: str, op: str, written: tuple[int, int], words: str
 ) -> None:
     """They are said, and lowered where they add nothing."""
-    model = onnx.parser.parse_model(f"<{head}> g (float[3] x) => (float[3] y) {{ y = {op}(x) }}")
-    prepared = prepare(model, Path("m.onnx"), {})
+    text = f"<{head}> g (float[3] x) => (float[3] y) {{ y = {op}(x) }}"
+    prepared = prepare(onnx.parser.parse_model(text), Path("m.onnx"), {})
     assert (prepared.proto.ir_version, prepared.proto.opset_import[0].version) == written
     assert words in "".join(prepared.assumptions)
     assert bool(prepared.assumptions) == bool(words)
-    assert not analyze(model).inexact
+    assert not analyze(onnx.parser.parse_model(text)).inexact

@@ -43,8 +43,10 @@ def _emit_views(graph: Graph, node: Node, moved: set[int], result: list[int]) ->
 
 
 def _made_by(graph: Graph, node: Node, moved: set[int]) -> list[int]:
-    """The waiting views among what ``node`` reads, the first one last."""
-    producers = (graph.tensors[tensor].producer for tensor in node.reads)
+    """The waiting views among what ``node`` reads or what must read before it writes over state,
+    the first one last."""
+    overwritten = graph.state.before.get(node.id, ()) if graph.state else ()
+    producers = (*(graph.tensors[tensor].producer for tensor in node.reads), *overwritten)
     return [producer for producer in producers if producer in moved][::-1]
 
 

@@ -220,6 +220,15 @@ def test_what_is_skipped_is_said(caplog: pytest.LogCaptureFixture) -> None:
     assert "not checked against the forward graph: the draws of Multinomial cannot" in caplog.text
 
 
+def test_made_up_sizes_that_give_another_shape_are_no_difference(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = parse("g (float[4] x, int64[1] times) => (float[12] y) { y = Tile(x, times) }")
+    with caplog.at_level(logging.WARNING):
+        memplan.gradients(model, "y", "x", grad_ys="dy")
+    assert "on made-up inputs 'y' has the shape [" in caplog.text
+
+
 def test_sizes_are_chosen_for_symbolic_dimensions() -> None:
     text = """g (float[N,M,6] x) => (float loss) <float[6,6] w>
         { a = MatMul(x, w) b = Gelu(a) loss = ReduceMean<keepdims = 0>(b) }"""
@@ -280,6 +289,7 @@ WINDOWS = [
     ("AveragePool", {"kernel_shape": [3, 2], "pads": [1, 0, 1, 1], "strides": [2, 1]}),
     ("AveragePool", {"kernel_shape": [2, 2], "pads": [1, 1, 0, 0], "count_include_pad": 1}),
     ("GlobalAveragePool", {}),
+    ("GlobalMaxPool", {}),
     ("Erf", {}),
 ]
 

@@ -42,6 +42,7 @@ _TYPE_ATTRIBUTES = ("to", "dtype", "output_datatype")
 _ERF_POINTS, _ERF_RANGE = 14, 5.0
 """Of the Gauss-Legendre rule; beyond the range, the function is 1 to 2e-12."""
 _MOST_TAPS = 64
+_MOST_POOLED = 5  # axes of an image that MaxPool takes
 
 
 def in_double(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[str, ...]]:
@@ -217,6 +218,14 @@ class _Writer:
         total = self.op("ReduceSum", self.node.input[0], self.const(axes))
         return self.finish(self.op("Mul", total, self.const(1 / math.prod(shape[2:]))))
 
+    def global_maximum(self, sizes: Sizes) -> list[onnx.NodeProto] | None:
+        """The maximum of a window as large as the image, which has a kernel; the gradient compares
+        with it, so that rounding would leave no element to be the largest."""
+        shape = sizes[0]
+        if shape is None or not 3 <= len(shape) <= _MOST_POOLED:
+            return None
+        return self.finish(self.op("MaxPool", self.node.input[0], kernel_shape=list(shape[2:])))
+
     def average(self, sizes: Sizes) -> list[onnx.NodeProto] | None:
         """The sum of the elements of each window, over how many there are."""
         image, kernel = sizes[0], self.given["kernel_shape"]
@@ -325,6 +334,7 @@ def _padded(given: Mapping[str, Any], sizes: Sequence[int], kernel: Sequence[int
 _WRITTEN: Mapping[str, Callable[[_Writer, Sizes], list[onnx.NodeProto] | None]] = {
     "Erf": _Writer.erf,
     "GlobalAveragePool": _Writer.global_average,
+    "GlobalMaxPool": _Writer.global_maximum,
     "AveragePool": _Writer.average,
     "Conv": _Writer.convolution,
     "ConvTranspose": _Writer.transposed,

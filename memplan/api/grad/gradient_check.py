@@ -292,6 +292,7 @@ class Comparison:
             except NoKernelError as error:
                 failure = error
                 continue
+            self._require_shapes()
             self.loss = self._objective(self.here)
             if math.isfinite(self.loss):
                 self.noise = self._rounding()
@@ -299,6 +300,19 @@ class Comparison:
         if failure is not None:
             raise failure
         raise NotComparableError("what the forward graph gives is no number on made-up inputs")
+
+    def _require_shapes(self) -> None:
+        """Refuse what a made-up size or index made of another shape than the file states.
+
+        Raises:
+            NotComparableError: there is such an output.
+        """
+        for y in self.problem.ys:
+            sizes, shape = self.at.prepared.types[y].sizes, self.here[y].shape
+            if sizes is not None and sizes != shape:
+                raise NotComparableError(
+                    f"on made-up inputs '{y}' has the shape {list(shape)}, not {list(sizes)}"
+                )
 
     def _require_time(self, seconds: float) -> None:
         """Refuse what would take minutes: two runs for every direction, and one with gradients,

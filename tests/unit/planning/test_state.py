@@ -14,8 +14,10 @@ from memplan.api.state_modes import confirmed, settled
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.errors import InfeasibleError
 from memplan.ops.cost import device_for
+from memplan.ops.memory import semantics
 from memplan.planning.apply import apply_plan
 from memplan.planning.costs import NodeCosts
+from memplan.planning.late_views import late_views
 from memplan.planning.plan import Rejected
 from memplan.planning.planner import make_plan, plan_request, prepare
 from memplan.shapes.prepare import prepare as prepare_model
@@ -50,6 +52,17 @@ def test_what_another_order_may_put_in_place_is_asked_about_too() -> None:
     held = confirmed(settled(model, TUNED, ("in-place",))).graph.state
     assert held is not None
     assert "not stated" in held.refused["w_new"]
+
+
+def test_a_view_that_reads_an_old_value_as_its_shape_stays_before_the_update() -> None:
+    model = open_text(
+        "g (float[4] x, int64[1] n, int64[1] one) => (float[4] y, int64[1] n_new) <float[4] v>"
+        " { v = Reshape(x, n) n_new = Add(n, one) y = Exp(v) }"
+    )
+    graph = settled(model, TUNED, ("in-place",)).graph
+    assert graph.state is not None
+    assert graph.state.before
+    assert late_views(graph, [0, 1, 2], semantics("cpu")) == [0, 1, 2]
 
 
 def test_a_sequence_that_reads_what_is_written_over_is_impossible() -> None:

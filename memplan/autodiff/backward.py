@@ -11,7 +11,7 @@ from memplan.autodiff.assemble import assemble
 from memplan.autodiff.emit.emitter import Emitter, Scope
 from memplan.autodiff.emit.value import Array, Value
 from memplan.autodiff.forward.annotate import flat_copy
-from memplan.autodiff.forward.expand import Expanded, differentiable, expand_all
+from memplan.autodiff.forward.expand import Expanded, expand_all
 from memplan.autodiff.reverse import ReversePass
 from memplan.errors import ModelError, UsageError
 from memplan.ir.graph import Phase
@@ -97,7 +97,6 @@ def build_gradients(
     expanded = expand_all(flat, request.ys, request.xs, portable=request.portable)
     emitter = expanded.emitter
     _check(request, expanded)
-    seen = differentiable(expanded, request.ys, request.xs)
     with emitter.scope(Scope("grad", {PHASE_KEY: Phase.BACKWARD})):
         sink = GradientSink() if sink is None else sink
         seeds = _seeds(emitter, request, sink)
@@ -109,7 +108,7 @@ def build_gradients(
         sink.taken[name] = grad.name
         outputs.update(sink.take(emitter, name, grad))
 
-    ReversePass(seen, request.xs, ready).run(seeds)
+    ReversePass(expanded, request.xs, ready).run(seeds)
     outputs.update(sink.finish(emitter))
     _require_gradients(request, done)
     return assemble(expanded.model, emitter, outputs, request.xs)

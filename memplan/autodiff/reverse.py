@@ -8,12 +8,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import onnx
 
+from memplan.autodiff.activity import require_rules
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.emitter import RuleError, Scope, scope_of
 from memplan.autodiff.emit.gradient_registry import Entry, Gradient, entry_for, fitting
 from memplan.autodiff.emit.operations import Operations
 from memplan.autodiff.emit.value import Value
-from memplan.autodiff.forward.expand import Differentiable
+from memplan.autodiff.forward.expand import Expanded
 from memplan.ir.graph import Phase
 from memplan.proto.metadata import PHASE_KEY
 from memplan.proto.nodes import captured_names
@@ -31,7 +32,7 @@ class ReversePass:
     asked for is handed out once it is complete: weight gradients can be consumed early.
     """
 
-    def __init__(self, seen: Differentiable, xs: Collection[str], on_ready: OnReady) -> None:
+    def __init__(self, seen: Expanded, xs: Collection[str], on_ready: OnReady) -> None:
         """Prepare to differentiate a graph.
 
         Args:
@@ -41,7 +42,11 @@ class ReversePass:
                 complete and everything is built that the node at hand has to build: what is made
                 of the gradient stands behind the last node that reads the x. Never called for an x
                 whose gradient is zero.
+
+        Raises:
+            ModelError: an operator that gradients flow through has no rule.
         """
+        require_rules(seen.nodes, seen.activity)
         self.emitter = seen.emitter
         nodes = self.nodes = seen.nodes
         activity = self.activity = seen.activity

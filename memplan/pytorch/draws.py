@@ -211,18 +211,13 @@ def _top(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = 
     return tuple(each.narrow(dim, 0, k) for each in _sorted(x, dim, largest))
 
 
-def _kth(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
-    picked = (each.narrow(dim, k - 1, 1) for each in _sorted(x, dim))
-    return tuple(each if keepdim else each.squeeze(dim) for each in picked)
-
-
 def _middle(x: Tensor, dim: int, keepdim: bool = False) -> Any:
-    return _kth(x, (x.shape[dim] + 1) // 2, dim, keepdim)
+    picked = (each.narrow(dim, (x.shape[dim] - 1) // 2, 1) for each in _sorted(x, dim))
+    return tuple(each if keepdim else each.squeeze(dim) for each in picked)
 
 
 _FIRST: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.topk.default: _top,
-    torch.ops.aten.kthvalue.default: _kth,
     torch.ops.aten.median.dim: _middle,
     torch.ops.aten.sort.default: _sorted,
 }

@@ -121,18 +121,17 @@ class Eager:
         self.batch, self.plain = prepared.batch, False
         self.parameters = prepared.parameters()
         self.buffers = {user_name(n): b for n, b in prepared.module.named_buffers()}
+        self._held = (*self.parameters.values(), *self.buffers.values(), *self.batch.values())
 
     @property
     def has_values(self) -> bool:
         """Whether there is something to compute with: not on the meta device."""
-        held = (*self.parameters.values(), *self.buffers.values(), *self.prepared.batch.values())
-        return not any(tensor.is_meta for tensor in held)
+        return not any(tensor.is_meta for tensor in self._held)
 
     @property
     def resident_bytes(self) -> int:
         """Parameters, buffers and the batch."""
-        held = (*self.parameters.values(), *self.buffers.values(), *self.prepared.batch.values())
-        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._held)
 
     def run(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import CellType
 from typing import Any
@@ -55,13 +55,8 @@ def of_container(held: Any) -> Keeper:
 
 def of_cell(held: CellType) -> Keeper:
     """Of a variable that a closure shares."""
-    name = "cell_contents"
-    return of_names(
-        {name: in_cell(held)},
-        lambda _: in_cell(held),
-        partial(setattr, held),
-        partial(delattr, held),
-    )
+    writes = partial(setattr, held), partial(delattr, held)
+    return of_names(("cell_contents",), lambda _: in_cell(held), *writes)
 
 
 def in_cell(held: CellType) -> Any:
@@ -74,17 +69,18 @@ def in_cell(held: CellType) -> Any:
 
 def of_attribute(held: Any, name: str) -> Keeper:
     """Of one attribute: the defaults of a function, whether a tensor requires a gradient."""
-    reads = partial(getattr, held)
-    return of_names({name: reads(name)}, reads, partial(setattr, held), partial(delattr, held))
+    accesses = (partial(each, held) for each in (getattr, setattr, delattr))
+    return of_names((name,), *accesses)
 
 
 def of_names(
-    values: Mapping[str, Any],
+    names: Iterable[str],
     read: Callable[[str], Any],
     write: Callable[[str, Any], None],
     delete: Callable[[str], None],
 ) -> Keeper:
-    """Of values by name, MISSING where there was none: globals, class attributes, slots."""
+    """Of values by name, MISSING where there is none: globals, class attributes, slots."""
+    values = {name: read(name) for name in names}
 
     def put_back() -> None:
         for name, value in values.items():

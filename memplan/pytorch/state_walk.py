@@ -356,7 +356,7 @@ class StateWalk:
             read = partial(_slot, slots, value)
             self.keepers.append(
                 keepers.of_names(
-                    {name: read(name) for name in slots},
+                    slots,
                     read,
                     lambda name, new: slots[name].__set__(value, new),
                     lambda name: slots[name].__delete__(value),

@@ -56,23 +56,22 @@ class Twin:
         held = [value for entries in states for value in entries.values()]
         return sum(v.numel() * v.element_size() for v in held if isinstance(v, Tensor))
 
-    def step(self, gradients: Mapping[str, Tensor], trained: Sequence[str]) -> dict[str, Tensor]:
+    def step(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Take a step; parameters and state afterwards, by their names in the graph.
 
         Args:
             gradients: of the scaled loss, by parameter; they may be written over.
-            trained: the parameters that have one.
         """
         begin = time.perf_counter()
-        for name in trained:
+        for name, gradient in gradients.items():
             parameter = self.parameters[name]
-            parameter.grad = gradients[name].to(parameter.dtype).reshape(parameter.shape)
-        held = {id(self.parameters[name]) for name in trained}
+            parameter.grad = gradient.to(parameter.dtype).reshape(parameter.shape)
+        held = {id(self.parameters[name]) for name in gradients}
         several = [o for o in self.optimizers if held & {id(p) for p in _parameters([o])}]
         if self.scaler is not None:
             for each in several:
                 self.scaler.unscale_(each)
-        clipped = [self.parameters[name] for name in trained]
+        clipped = [self.parameters[name] for name in gradients]
         if self.treatment.clip_norm:
             nn.utils.clip_grad_norm_(clipped, self.treatment.clip_norm)
         if self.treatment.clip_value:
@@ -87,11 +86,11 @@ class Twin:
         for parameter in self.parameters.values():
             parameter.grad = None
         for name, parameter in self.parameters.items():
-            if name not in trained:
+            if name not in gradients:
                 for each in self.optimizers:
                     each.state.pop(parameter, None)  # it has not taken this step
         names = {id(p): name for name, p in self.parameters.items()}
-        values: dict[str, Tensor] = {n: self.parameters[n].detach() for n in trained}
+        values: dict[str, Tensor] = {n: self.parameters[n].detach() for n in gradients}
         for each in self.optimizers:  # one by one: they may have taken different numbers of steps
             state: Mapping[str, Any] = read_optimizer(each, names).state
             values |= {n: t for n, t in state.items() if isinstance(t, Tensor)}

@@ -23,19 +23,19 @@ _OPTIONS = {
     "_growth_tracker": "growth_tracker",
 }
 """Torch's names of a scaler's state, and those of :mod:`memplan.autodiff.optimizers.scaling`."""
+NO_SCALE = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class Treatment:
     """What is done to gradients before an optimizer sees them.
 
-    ``scale`` are the options of a dynamic loss scale, as it stands now, or a text that says what
-    it is; None: there is none.
+    ``scale`` is the loss scale, as it stands now and as ``grad --loss-scale`` takes it.
     ``clip_norm`` bounds the norm of all gradients together, ``clip_value`` every element of them;
     0: no bound.
     """
 
-    scale: Mapping[str, float] | str | None = None
+    scale: str = NO_SCALE
     clip_norm: float = 0.0
     clip_value: float = 0.0
 
@@ -58,7 +58,7 @@ def read_treatment(step: TorchStep) -> Treatment:
         raise UsageError(
             "gradients are clipped by clip_norm or by clip_value", "leave one of them out"
         )
-    asked = {"a loss scale": scale, "clip_norm": norm, "clip_value": value}
+    asked = {"a loss scale": scale != NO_SCALE, "clip_norm": norm, "clip_value": value}
     found = next((what for what, given in asked.items() if given), None)
     if found is not None and step.optimizer is None:
         raise UsageError(
@@ -69,20 +69,20 @@ def read_treatment(step: TorchStep) -> Treatment:
     return Treatment(scale, norm, value)
 
 
-def _scale(scaler: Any) -> Mapping[str, float] | str | None:
+def _scale(scaler: Any) -> str:
     if isinstance(scaler, str | int | float):
-        return None if scaler == "none" else str(scaler)
+        return str(scaler)
     if scaler is None:
-        return None
+        return NO_SCALE
     if not isinstance(scaler, torch.amp.GradScaler):
         raise UsageError(
             f"the scaler is {type(scaler).__name__}, not a torch.amp.GradScaler",
             "give torch.amp.GradScaler('cpu'), 'dynamic' or a number, or leave it out",
         )
     if not scaler.is_enabled():
-        return None
+        return NO_SCALE
     state = scaler.state_dict()
-    return {own: state[name] for name, own in _OPTIONS.items()}
+    return f"dynamic{{{','.join(f'{own}={state[name]}' for name, own in _OPTIONS.items())}}}"
 
 
 def read_averages(

@@ -50,10 +50,8 @@ ROWS: dict[str, tuple[tuple[int, ...], Rows]] = {
     "order": (
         (4, 6),
         (
-            lambda t: t.median(1).values + t.nanmedian(1).values,
-            lambda t: t.median() + t.reshape(-1).kthvalue(3).values,
-            lambda t: torch.where(t > 0, t, torch.nan).nanmedian(1, keepdim=True).values,
-            lambda t: t.quantile(0.3, 1),
+            lambda t: t.median(1).values + t.median(),
+            lambda t: t.median(1, keepdim=True).values + t.quantile(0.3, 1, keepdim=True),
         ),
     ),
     "products": (

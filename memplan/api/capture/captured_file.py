@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,16 +64,13 @@ def finish(
         UsageError: the weights cannot go there.
     """
     graph = trained.model.graph
-    read = names_read(graph.node)
+    live = {*trained.wrt, *_new_values(exported, trained).values()}
+    kept = live | names_read(graph.node)
     stored = (*exported.parameters, *exported.buffers)
-    renewed = {*exported.renewed.values(), *_new_values(exported, trained).values()}
-    live = {*trained.wrt, *renewed}
-    unused = tuple(n for n in exported.parameters if n not in read and n not in live)
-    gone = {name for name in stored if name not in read and name not in live}
-    fixed = [name for name in stored if name not in live and name not in gone]
+    fixed = [name for name in stored if name in kept and name not in live]
+    unused = tuple(name for name in exported.parameters if name not in kept)
     _resume(reading, trained)
-    given = [value.name for value in graph.input]
-    state = [name for name in given if reading.optimizer and name in reading.optimizer.state]
+    state = reading.optimizer.state if reading.optimizer is not None else {}
     weights = {
         name: Weight(
             onnx_type(reading.tensors[name]),
@@ -81,33 +78,40 @@ def finish(
             reading.bytes_of(name),
             known=not reading.tensors[name].is_meta,
         )
-        for name in (*(n for n in stored if n not in gone), *state)
+        for name in (
+            *(name for name in stored if name in kept),
+            *(value.name for value in graph.input if value.name in state),
+        )
     }
     place = choose_place(asked, weights, output)
     apart = place is WeightPlace.NONE
     inputs = tuple(name for name in fixed if apart or name in reading.given)
     # What no step changes is an initializer alone: a session may fold it.
-    drop_named(graph.input, gone.union(fixed).difference(inputs))
+    drop_named(graph.input, {*stored}.difference(live, inputs))
     contract = _contract(exported, trained, inputs)
     set_metadata(trained.model, {**get_metadata(trained.model), **contract.as_metadata()})
-    notes = []
+    frozen = tuple(n for n in exported.parameters if n in fixed)
+    valueless = apart and any(not weight.known for weight in weights.values())
+    notes = tuple(_notes(unused, exported.checkpoints, valueless))
+    return Finished(trained.model, weights, place, contract, frozen, unused, notes, inputs)
+
+
+def _notes(unused: Sequence[str], checkpoints: int, valueless: bool) -> Iterator[str]:
     if unused:
-        notes.append(
+        yield (
             f"{counted(len(unused), 'parameter')} without influence on the loss "
             f"({', '.join(unused[:3])}): not in the graph"
         )
-    if exported.checkpoints:
-        notes.append(
-            f"{counted(exported.checkpoints, 'tensor')} of torch.utils.checkpoint marked: "
+    if checkpoints:
+        yield (
+            f"{counted(checkpoints, 'tensor')} of torch.utils.checkpoint marked: "
             "'memplan rewrite --strategy collection' recomputes what lies between them"
         )
-    frozen = tuple(n for n in exported.parameters if n in fixed)
-    if apart and any(not weights[name].known for name in weights):
-        notes.append(
+    if valueless:
+        yield (
             "the model is on the meta device: its weights have no values, and are inputs without "
             "a default (--weights none)"
         )
-    return Finished(trained.model, weights, place, contract, frozen, unused, tuple(notes), inputs)
 
 
 def _resume(reading: Reading, trained: Trained) -> None:

@@ -15,6 +15,7 @@ from memplan.api.capture.capture_result import Capture
 from memplan.api.capture.captured_weights import MOST_EMBEDDED, WeightPlace, embed, write_captured
 from memplan.api.capture.kernel_support import kernel_notes, require_kernels
 from memplan.autodiff.counter_dropouts import OPERATOR, CounterDropout, parse_dropout
+from memplan.autodiff.optimizers.scaling import parse_loss_scale
 from memplan.errors import InvalidNodeError, MemplanError, UsageError
 from memplan.proto.edit import copied
 from memplan.proto.paths import as_output
@@ -273,10 +274,10 @@ def _answer(
     data: Path | None,
     source: str,
 ) -> Capture:
-    from memplan.api.capture.step_gradients import scale_of
     from memplan.api.grad.notes import notes_on_holding
 
-    done, optimizer, scale = built.done, reading.optimizer, scale_of(reading.treatment)
+    done, optimizer = built.done, reading.optimizer
+    scale = parse_loss_scale(reading.treatment.scale)
     peak, nodes = format_bytes(built.peak_bytes), counted(len(done.model.graph.node), "node")
     return Capture(
         source=source,

@@ -18,7 +18,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -37,10 +37,10 @@ from memplan.api.capture.compare_steps import (
     compare,
 )
 from memplan.api.capture.doubts import Doubts
-from memplan.api.capture.reference import CAUSE, LATER, Reference, Taken
-from memplan.api.capture.step_gradients import Trained, scale_of
+from memplan.api.capture.reference import CAUSE, Reference, Taken
+from memplan.api.capture.step_gradients import Trained
 from memplan.api.capture.trial import CannotRunError, Ran, Trial
-from memplan.autodiff.optimizers.scaling import LossScale
+from memplan.autodiff.optimizers.scaling import parse_loss_scale
 from memplan.autodiff.optimizers.updates import Updates
 from memplan.ir.roles import LOSS_SCALE, Role
 from memplan.pytorch.eager import EagerStep
@@ -82,137 +82,99 @@ class _Comparison:
     def __init__(self, reference: Reference, done: Finished, trained: Trained) -> None:
         self.reference = reference
         self.reading = reference.reading
-        self.contract = done.contract
         self.new = {old: out for out, old in done.contract.new_values.items()}
         gradients = {p: out for out, p in done.contract.gradients.items()} or trained.sink.taken
         self.trial = Trial(done, gradients, reference.first.draws, self.reading.dims)
         self.trained = trained.wrt
         self.averages = done.contract.named(Role.AVERAGE)
         self.found = Compared()
+        self.step = 0
         self.scale = 1.0
         self.rounding: float | None = None
-        self.loss_scale: LossScale | None = None
+        scale = parse_loss_scale(self.reading.treatment.scale)
+        self.loss_scale = None if scale is None else replace(scale, init_scale=_SCALE)
         self.sink = trained.sink
         self.ties: set[str] = set()
         self.granted: list[Difference] = []
         self.causes: tuple[str, ...] = ()
         self.doubts = Doubts(reference, self._ran, self._sides)
         self.renewed_twice: tuple[str, ...] = ()
+        self.seconds: tuple[float, float] | None = None
+        self.state_bytes = 0
 
     def run(self) -> Check:
-        """Take the steps; a graph that cannot run differs."""
+        """Take the steps up to the first that differs; a graph that cannot run differs."""
         try:
-            return self._compared()
+            for _ in self._steps():
+                if self.found.differences:
+                    break
         except CannotRunError as error:
-            self.found.differences.append(Difference("run", str(error), float("inf"), 0.0, 1))
-            return self._answer(0)
+            self.step = 0
+            self._differs(Difference("run", str(error), float("inf"), 0.0, 1))
+        return self._answer()
 
-    def _compared(self) -> Check:
-        reference, first = self.reference, self.reference.first
-        lost = self._lost_draws(first)
-        cause = "a source of randomness became a constant, or two became one"
-        if not lost and reference.unsteady:
-            lost = f"{reference.unsteady} is another each time that the same step is run"
-            cause = "what it reads outside of PyTorch and Python's objects is lost in a graph"
-            if self.reference.changed:  # and cannot be put back: an iterator
-                lost, cause = self.reference.with_names(lost), CAUSE
+    def _steps(self) -> Iterator[None]:
+        """Step by step: comes back behind everything that is compared."""
+        reference = self.reference
+        lost, cause = self._lost_draws()
         if lost:
-            self.found.differences.append(Difference("draws", lost, float("inf"), 0.0, 1))
-            return self._answer(0, causes=(cause,))
-        self.loss_scale = self._first_scale()
-        return self._stepped(reference.twin(self.loss_scale), self._first_values())
-
-    def _stepped(self, twin: Twin | None, values: dict[str, Array]) -> Check:
-        """Step by step."""
-        taken, step = self.reference.begin(), 1
+            self._differs(Difference("draws", lost, float("inf"), 0.0, 1), cause)
+            yield
+        twin, values = reference.twin(self.loss_scale), self._first_values()
+        taken, self.step = reference.begin(), 1
         self.rounding = taken.tolerance.typical if taken.exact is not None else None
         while True:
             ran = self._ran(values, taken.outcome)
-            self._hold(step, taken, values, ran)
-            if self.found.differences:
-                return self._answer(step, causes=self._causes(step, values, taken))
+            self._hold(taken, values, ran)
+            yield
             if twin is not None:
-                self._hold_update(step, twin, values, ran)
-            self._hold_averages(step, values, ran)
-            if self.found.differences:
-                return self._answer(step)
+                self._hold_update(twin, values, ran)
+                yield
             values |= {old: ran.outputs[out] for old, out in self.new.items()}
-            if step >= self.reference.most:
-                if twin is not None and self.loss_scale is not None:
-                    step = self._overflowing(step, twin, values, taken.outcome)
-                if self.found.differences:
-                    return self._answer(step)
-                return self._answered_far_off(step, twin, ran)
-            step += 1
+            if self.step >= reference.most:
+                break
+            self.step += 1
             del taken, ran  # as large as the model, each
-            found = self.reference.take(step, self._own(values))
+            found = reference.take(self._own(values))
             if isinstance(found, Difference):
-                self.found.differences.append(found)
-                return self._answer(step, causes=(CAUSE,))
-            taken, values = found, values | self.reference.arrays()
+                self._differs(found, CAUSE)
+                yield
+                return
+            taken, values = found, values | reference.arrays()
+        if twin is not None and self.loss_scale is not None:
+            yield from self._overflowing(twin, values, taken.outcome)
+        if (far := reference.ahead()) is not None:
+            self._differs(far, CAUSE)
+            yield
+        # PyTorch's own step, not the first, neither watched nor with draws of ours.
+        eager = reference.run(draws=False).seconds
+        self.seconds = eager + (twin.seconds if twin is not None else 0.0), ran.seconds
+        self.state_bytes = twin.state_bytes if twin is not None else 0
 
-    def _answered_far_off(self, step: int, twin: Twin | None, ran: Ran) -> Check:
-        """The answer, if steps far off are as the first."""
-        far = self.reference.ahead()
-        if far is not None:
-            self.found.differences.append(far)
-            return self._answer(step, causes=(CAUSE,))
-        seconds = self._eager_seconds() + (twin.seconds if twin is not None else 0.0)
-        state_bytes = twin.state_bytes if twin is not None else 0
-        return self._answer(step, seconds, ran.seconds, state_bytes)
-
-    def _renewed_once(
-        self,
-        wrong: Sequence[Difference],
-        step: int,
-        taken: Taken,
-        values: Mapping[str, Array],
-        ran: Ran,
-    ) -> Compared | None:
-        """The step beside PyTorch's without what is checkpointed running again, if all that differs
-        are buffers that PyTorch renews twice for that reason: running statistics."""
-        if not wrong or any(each.kind != "buffer" for each in wrong):
-            return None
-        try:
-            outcome = self.reference.run_once(step, self._own(values))
-        except Exception:
-            return None
-        found = self._held(step, replace(taken, outcome=outcome, exact=None), ran)
-        return None if found.differences else found
+    def _differs(self, what: Difference, *causes: str) -> None:
+        self.found.differences.append(what)
+        self.causes = causes
 
     def _overflowing(
-        self, step: int, twin: Twin, values: dict[str, Array], outcome: EagerStep
-    ) -> int:
+        self, twin: Twin, values: dict[str, Array], outcome: EagerStep
+    ) -> Iterator[None]:
         """Steps in which a gradient of one optimizer after the other is infinite, and one behind
-        them; the number of the last."""
+        them, likewise."""
         groups = self.reading.optimizer.groups if self.reading.optimizer is not None else {}
         last = {groups[name].owner: name for name in self.trial.gradients}
         for parameter in (*last.values(), ""):
-            step += 1
+            self.step += 1
             ran = self.trial.run(values, outcome.draws, infinite=parameter)
-            self._hold_update(step, twin, values, ran)
-            self._hold_averages(step, values, ran)
-            if self.found.differences:
-                break
+            self._hold_update(twin, values, ran)
+            yield
             values |= {old: ran.outputs[out] for old, out in self.new.items()}
-        return step
 
-    def _eager_seconds(self) -> float:
-        """PyTorch's own step, not the first, neither watched nor with draws of ours."""
-        return self.reference.run(draws=False).seconds
-
-    def _answer(
-        self,
-        steps: int,
-        eager: float | None = None,
-        captured: float | None = None,
-        state_bytes: int = 0,
-        causes: tuple[str, ...] = (),
-    ) -> Check:
+    def _answer(self) -> Check:
         reference, errors = self.reference, self.found.errors
         updates = [errors[kind] for kind in ("parameter", "state") if kind in errors]
-        held = reference.eager.resident_bytes + state_bytes
+        held = reference.eager.resident_bytes + self.state_bytes
         watched = None if reference.eager.plain else reference.first.peak_bytes
+        eager, captured = self.seconds or (None, None)
         return Check(
             verdict=Verdict.DIFFERS if self.found.differences else Verdict.EQUAL,
             loss_error=errors.get("loss"),
@@ -222,15 +184,15 @@ class _Comparison:
             own_error=self.rounding,
             buffer_error=errors.get("buffer"),
             update_error=max(updates, default=None),
-            steps=steps,
+            steps=self.step,
             draws=len(reference.first.draws),
             granted=len({each.name for each in self.granted}),
-            not_checked=self._not_checked(self.rounding) if steps else (),
+            not_checked=self._not_checked(self.rounding) if self.step else (),
             differences=tuple(
                 replace(each, place=self.reading.place_of(each.name))
                 for each in self.found.differences
             ),
-            causes=causes,
+            causes=self.causes,
             eager_seconds=eager,
             eager_peak_bytes=None if watched is None else held + watched,
             captured_seconds=captured,
@@ -272,14 +234,23 @@ class _Comparison:
             )
         return (*texts, *self.reference.notes())
 
-    def _lost_draws(self, first: EagerStep) -> str:
-        """What became of randomness, where it was lost."""
-        if first.outside:
-            return (
+    def _lost_draws(self) -> tuple[str, str]:
+        """What became of randomness, where it was lost, and what probably made it so."""
+        reference = self.reference
+        lost = self.trial.missing
+        if reference.first.outside:
+            lost = (
                 "the step draws from Python's or NumPy's random numbers, which a graph has as "
                 "constants"
             )
-        return self.trial.missing
+        if lost:
+            return lost, "a source of randomness became a constant, or two became one"
+        if not reference.unsteady:
+            return "", ""
+        lost = f"{reference.unsteady} is another each time that the same step is run"
+        if reference.changed:  # and cannot be put back: an iterator
+            return reference.with_names(lost), CAUSE
+        return lost, "what it reads outside of PyTorch and Python's objects is lost in a graph"
 
     def _first_values(self) -> dict[str, Array]:
         values = {name: as_array(t) for name, t in self.reading.tensors.items()}
@@ -288,11 +259,6 @@ class _Comparison:
             self.scale = self.loss_scale.init_scale
             values[LOSS_SCALE] = np.asarray(self.scale, np.float32)
         return values
-
-    def _first_scale(self) -> LossScale | None:
-        """The step's loss scale, where the check begins: nothing is to overflow yet."""
-        scale = scale_of(self.reading.treatment)
-        return None if scale is None else replace(scale, init_scale=_SCALE)
 
     def _own(self, values: Mapping[str, Array]) -> dict[str, Any]:
         """The parameters and buffers among the graph's values, as PyTorch takes them."""
@@ -304,35 +270,55 @@ class _Comparison:
 
     # --- One step ------------------------------------------------------------------------------
 
-    def _hold(self, step: int, taken: Taken, values: Mapping[str, Array], ran: Ran) -> None:
-        """Loss, gradients, metrics and buffers of a step."""
-        found = self._held(step, taken, ran)
-        once = self._renewed_once(found.differences, step, taken, values, ran)
+    def _hold(self, taken: Taken, values: Mapping[str, Array], ran: Ran) -> None:
+        """Loss, gradients, metrics and buffers."""
+        for kind in ("loss", "gradient", "metric", "buffer"):
+            self.found.errors.setdefault(kind, 0.0)
+        found = self._held(taken, ran)
+        once = self._renewed_once(found.differences, taken, values, ran)
         if once is not None:
             self.renewed_twice = tuple(each.name for each in found.differences)
             found = once
         if found.differences:
-            judged = self.doubts.judged(step, taken, values, ran, found.differences)
+            judged = self.doubts.judged(taken, values, ran, found.differences)
             found.differences = list(judged.differences)
             self.granted += judged.granted
-            self.causes = judged.causes
-        if found.differences and step > 1 and self.reference.changed:
-            found.differences.insert(0, self.reference.blamed(step))
+            if found.differences and self.step > 1 and self.reference.changed:
+                found.differences.insert(0, self.reference.blamed())
+                self.causes = (CAUSE,)
+            elif found.differences:
+                self.causes = judged.causes or self._causes(values, taken, found)
         self.ties.update(taken.outcome.ties)
         self.found.join(found)
 
-    def _held(self, step: int, taken: Taken, ran: Ran) -> Compared:
-        found = Compared(dict.fromkeys(("loss", "gradient", "metric", "buffer"), 0.0))
-        found.join(compare(step, self._sides(step, taken, ran), taken.tolerance))
-        return found
+    def _held(self, taken: Taken, ran: Ran) -> Compared:
+        return compare(self.step, self._sides(taken, ran), taken.tolerance)
 
-    def _sides(self, step: int, taken: Taken, ran: Ran) -> Sides:
+    def _renewed_once(
+        self,
+        wrong: Sequence[Difference],
+        taken: Taken,
+        values: Mapping[str, Array],
+        ran: Ran,
+    ) -> Compared | None:
+        """The step beside PyTorch's without what is checkpointed running again, if all that differs
+        are buffers that PyTorch renews twice for that reason: running statistics."""
+        if not wrong or any(each.kind != "buffer" for each in wrong):
+            return None
+        try:
+            outcome = self.reference.run_once(self._own(values))
+        except Exception:
+            return None
+        found = self._held(replace(taken, outcome=outcome, exact=None), ran)
+        return None if found.differences else found
+
+    def _sides(self, taken: Taken, ran: Ran) -> Sides:
         wanted = {
             (kind, name): tensor
             for (kind, name), tensor in self._values(taken.outcome).items()
             if kind in ("loss", "metric")
             or (kind == "gradient" and self._has_gradient(name, tensor))
-            or (kind == "buffer" and self._is_renewed(step, name, tensor))
+            or (kind == "buffer" and self._is_renewed(name, tensor))
         }
         exact = {} if taken.exact is None else self._values(taken.exact)
         exact = {key: tensor for key, tensor in exact.items() if key in wanted}
@@ -352,11 +338,11 @@ class _Comparison:
         lost = name in self.reading.trainable and name not in self.trained
         return name in self.trial.gradients or (lost and bool(tensor.any()))
 
-    def _is_renewed(self, step: int, name: str, after: Any) -> bool:
+    def _is_renewed(self, name: str, after: Any) -> bool:
         """Whether the graph gives a buffer its next value, or should."""
         if name in self.averages or name in self.new:
             return name not in self.averages
-        return step == 1 and not bool((self.reading.tensors[name] == after).all())
+        return self.step == 1 and not bool((self.reading.tensors[name] == after).all())
 
     def _graphs(self, ran: Ran, key: tuple[str, str]) -> Any:
         """The graph's tensor; gradients are those of the loss as it is."""
@@ -369,29 +355,26 @@ class _Comparison:
             return ran.outputs[self.new[name]] if name in self.new else self.reading.tensors[name]
         return ran.outputs[name].reshape(()) if kind == "loss" else ran.outputs[name]
 
-    def _hold_update(self, step: int, twin: Twin, values: Mapping[str, Array], ran: Ran) -> None:
-        """New parameters and state, beside those of PyTorch's optimizer."""
+    def _hold_update(self, twin: Twin, values: Mapping[str, Array], ran: Ran) -> None:
+        """What the next step begins with: new parameters and state, beside those of PyTorch's
+        optimizer, and averages of the weights."""
         gradients = {p: as_tensor(ran.outputs[n]) for p, n in self.trial.gradients.items()}
         before = {("parameter", name): values[name] for name in gradients}
-        wanted = {
+        wanted: dict[tuple[str, str], Any] = {
             ("parameter" if name in gradients else "state", name): tensor
-            for name, tensor in twin.step(gradients, list(gradients)).items()
+            for name, tensor in twin.step(gradients).items()
             if name in self.new and tensor.is_floating_point()
         }
+        wanted |= self._averaged(values, ran)
         groups = self.reading.optimizer.groups if self.reading.optimizer is not None else {}
         rough = {name for name, group in groups.items() if group.kind == "muon"}
         tolerance = UpdateTolerance(before, wanted, rough)
-        self._hold_new(step, wanted | self._counts(twin), ran, tolerance)
-
-    def _hold_new(
-        self, step: int, wanted: Mapping[tuple[str, str], Any], ran: Ran, tolerance: UpdateTolerance
-    ) -> None:
-        """What the next step begins with."""
+        wanted |= self._counts(twin)
 
         def found(key: tuple[str, str]) -> Any:
             return ran.outputs[self.new[key[1]]].reshape(tuple(wanted[key].shape))
 
-        self.found.join(compare(step, (found, wanted, {}), tolerance))
+        self.found.join(compare(self.step, (found, wanted, {}), tolerance))
 
     def _counts(self, twin: Twin) -> dict[tuple[str, str], Any]:
         """PyTorch's step counters and loss scale, as far as the graph has them."""
@@ -409,25 +392,23 @@ class _Comparison:
             wanted[self.sink.tracker] = tracker
         return {("state", n): np.asarray(w) for n, w in wanted.items() if n in self.new}
 
-    def _hold_averages(self, step: int, values: Mapping[str, Array], ran: Ran) -> None:
-        """Averages of the weights, beside their formula on what the graph has."""
+    def _averaged(self, values: Mapping[str, Array], ran: Ran) -> dict[tuple[str, str], Any]:
+        """Averages of the weights, by their formula on what the graph has."""
         averages, wanted = self.reading.averages, dict[tuple[str, str], Any]()
         if averages is None:
-            return
+            return wanted
         for name, source in averages.following(self.trained).items():
             given = ran.outputs[self.new[source]] if source in self.new else values[source]
             old = numbers(values[name] if name in values else self.trial.zeros[name])
             wanted["state", name] = as_tensor(old + (1 - averages.decay) * (numbers(given) - old))
-        self._hold_new(step, wanted, ran, UpdateTolerance({}, wanted))
+        return wanted
 
-    def _causes(self, step: int, values: Mapping[str, Array], taken: Taken) -> tuple[str, ...]:
+    def _causes(
+        self, values: Mapping[str, Array], taken: Taken, found: Compared
+    ) -> tuple[str, ...]:
         """What probably made the differences; nothing is said where that is not found out."""
-        if any(each.kind == LATER for each in self.found.differences):
-            return (CAUSE,)
-        if self.causes:
-            return self.causes
         try:
-            plain = self._held(step, taken, self._ran(values, taken.outcome, optimized=False))
+            plain = self._held(taken, self._ran(values, taken.outcome, optimized=False))
         except Exception:  # whatever it is: the differences stand
             return ()
         if not plain.differences:
@@ -435,7 +416,7 @@ class _Comparison:
                 "a fusion of ONNX Runtime is wrong here: without its optimizations the same graph "
                 "computes what PyTorch does",
             )
-        if any(each.kind == "loss" for each in self.found.differences):
+        if any(each.kind == "loss" for each in found.differences):
             return (
                 "an operator of the forward part means something else in the graph than in PyTorch",
             )

@@ -63,7 +63,7 @@ class Doubts:
         self,
         reference: Reference,
         run: Callable[[Mapping[str, Any], EagerStep], Ran],
-        sides: Callable[[int, Taken, Ran], Sides],
+        sides: Callable[[Taken, Ran], Sides],
     ) -> None:
         """Take note of how steps are taken.
 
@@ -76,40 +76,29 @@ class Doubts:
         self.unit = reference.reading.narrowest_cast
 
     def judged(
-        self,
-        step: int,
-        taken: Taken,
-        values: Mapping[str, Any],
-        ran: Ran,
-        wrong: Sequence[Difference],
+        self, taken: Taken, values: Mapping[str, Any], ran: Ran, wrong: Sequence[Difference]
     ) -> Judged:
-        """Look at the differences of a step.
+        """Look at the differences of the last step.
 
         Args:
-            step: the step.
-            taken: as PyTorch took it.
+            taken: the step as PyTorch took it.
             values: all that the graph was given.
             ran: what it made of that.
             wrong: the differences, of which there are some.
         """
         try:
-            return self._judged(step, taken, values, ran, tuple(wrong))
+            return self._judged(taken, values, ran, tuple(wrong))
         except Exception:  # whatever it is: what explains nothing excuses nothing
             return Judged(tuple(wrong))
 
     def _judged(
-        self,
-        step: int,
-        taken: Taken,
-        values: Mapping[str, Any],
-        ran: Ran,
-        wrong: tuple[Difference, ...],
+        self, taken: Taken, values: Mapping[str, Any], ran: Ran, wrong: tuple[Difference, ...]
     ) -> Judged:
         own = {*self.reference.eager.parameters, *self.reference.eager.buffers}
         given = {name: as_tensor(value) for name, value in values.items() if name in own}
-        begun = self.sides(step, taken, ran)
+        begun = self.sides(taken, ran)
         errors = _errors(begun, wrong)
-        noise, least = self._shaken(step, values, given, begun, wrong)
+        noise, least = self._shaken(values, given, begun, wrong)
         left = [d for d in wrong if errors[_key(d)] > _TIMES * noise[_key(d)]]
         if left:
             return Judged(tuple(left))
@@ -126,11 +115,10 @@ class Doubts:
                     "cannot be told from as the step does not run in float64",
                 ),
             )
-        return self._at_ties(step - 1, given, near, errors) or Judged((), wrong)
+        return self._at_ties(given, near, errors) or Judged((), wrong)
 
     def _shaken(
         self,
-        step: int,
         values: Mapping[str, Any],
         given: Mapping[str, Any],
         begun: Sides,
@@ -142,9 +130,9 @@ class Doubts:
         for seed in range(_SHAKES):
             shaken = self.reference.eager.shaken(given, SHAKEN * self.unit, seed)
             off = {name: shaken[name].to(tensor.dtype) for name, tensor in given.items()}
-            taken = self.reference.again(step - 1, off)
+            taken = self.reference.again(off)
             arrays = {name: as_array(tensor) for name, tensor in off.items()}
-            sides = self.sides(step, taken, self.run({**values, **arrays}, taken.outcome))
+            sides = self.sides(taken, self.run({**values, **arrays}, taken.outcome))
             for key, gap in _gaps(sides, wrong).items():
                 if key in first:
                     noise[key] = max(noise[key], float(np.abs(gap - first[key]).max(initial=0.0)))
@@ -155,14 +143,10 @@ class Doubts:
         return noise, least
 
     def _at_ties(
-        self,
-        number: int,
-        given: Mapping[str, Any],
-        near: Sequence[Difference],
-        errors: Mapping[Key, float],
+        self, given: Mapping[str, Any], near: Sequence[Difference], errors: Mapping[Key, float]
     ) -> Judged | None:
         """Differences that PyTorch's own jumps explain; None if there are none."""
-        shaken = self.reference.eager.shaken
+        shaken, number = self.reference.eager.shaken, self.reference.number
         here = self.reference.eager.run(number, shaken(given, 0.0), wide=True)
         found: dict[Key, Difference] = {}
         for share in (_TINY, -_TINY):

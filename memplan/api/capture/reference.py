@@ -171,26 +171,26 @@ class Reference:
         """The step on the values that are there."""
         first = self.first
         self.eager.go_to(self.reading.state)
-        return self._beside_exact(first, 0, {})
+        return self._beside_exact(first, {})
 
-    def again(self, number: int, values: Mapping[str, Any]) -> Taken:
-        """The step on other values, from what it finds in Python.
+    @property
+    def number(self) -> int:
+        """What tells the draws of the last step from those of others: 0 of the first."""
+        return len(self.states) - 2
 
-        Args:
-            number: tells its draws from those of other steps.
-            values: parameters and buffers by name.
-        """
-        return self._beside_exact(self.run(number, values), number, values)
+    def again(self, values: Mapping[str, Any]) -> Taken:
+        """The last step on other values of parameters and buffers, by name."""
+        return self._beside_exact(self.run(self.number, values), values)
 
-    def _beside_exact(self, outcome: EagerStep, number: int, values: Mapping[str, Any]) -> Taken:
-        exact = self._exact(number, values)
+    def _beside_exact(self, outcome: EagerStep, values: Mapping[str, Any]) -> Taken:
+        exact = self._exact(values)
         right = None if exact is None else exact.values
         tolerance = Tolerance(outcome.values, right, self.reading.narrowest)
         # A step is one sample of how much the network makes of rounding: the largest one counts.
         tolerance.typical = self._typical = max(self._typical, tolerance.typical)
         return Taken(outcome, exact, tolerance)
 
-    def _exact(self, number: int, values: Mapping[str, Any]) -> EagerStep | None:
+    def _exact(self, values: Mapping[str, Any]) -> EagerStep | None:
         """The step in float64, unless it does not run so or there is no room for it."""
         needed = 2 * (self.first.peak_bytes + self.eager.resident_bytes)
         free = available_bytes()
@@ -201,7 +201,7 @@ class Reference:
             )
         if not self.why_not_exact:
             try:
-                return self.eager.run(number, values, wide=True)
+                return self.eager.run(self.number, values, wide=True)
             except Exception as error:
                 said = "ran out of memory" if ran_out_of_memory(error) else "does not run"
                 self.why_not_exact = f"the step {said} in float64"
@@ -230,14 +230,10 @@ class Reference:
         first, *others = self.states
         return tuple(dict.fromkeys(path for each in others for path in first.changed(each)))
 
-    def take(self, number: int, values: Mapping[str, Any]) -> Taken | Difference:
-        """The next step, on another batch; what keeps PyTorch from it is a difference.
-
-        Args:
-            number: its number.
-            values: parameters and buffers by name.
-        """
-        example, begun = self.reading.prepared.batch, self.states[-1]
+    def take(self, values: Mapping[str, Any]) -> Taken | Difference:
+        """The next step, on another batch and these values of parameters and buffers; what keeps
+        PyTorch from it is a difference."""
+        example, begun, number = self.reading.prepared.batch, self.states[-1], len(self.states)
         for batch in (other_batch(example, number), example):
             self.eager.go_to(begun, batch)
             try:
@@ -245,21 +241,19 @@ class Reference:
             except ModelError as error:  # of a batch that we have made, perhaps
                 failure = error.message
                 continue
-            after = self.eager.state
-            self.eager.go_to(begun, batch)
-            taken = self._beside_exact(outcome, number - 1, values)
             if math.isfinite(outcome.loss) or batch is example:
-                self.states.append(after)
-                return self._of_one_kind(number, taken)
+                self.states.append(self.eager.state)
+                self.eager.go_to(begun, batch)
+                return self._of_one_kind(self._beside_exact(outcome, values))
         return Difference(LATER, f"in step {number}: {failure}", math.inf, 0.0, number)
 
     def arrays(self) -> dict[str, Any]:
         """The batch of the last step as the runtime takes it."""
         return {name: as_array(tensor) for name, tensor in self.eager.batch.items()}
 
-    def _of_one_kind(self, number: int, taken: Taken) -> Taken | Difference:
-        """A step, if it gives and draws what the first does."""
-        first, outcome = self.first, taken.outcome
+    def _of_one_kind(self, taken: Taken) -> Taken | Difference:
+        """The last step, if it gives and draws what the first does."""
+        first, outcome, number = self.first, taken.outcome, self.number + 1
         text = ""
         if set(first.metrics) != set(outcome.metrics):
             names = sorted(set(first.metrics) ^ set(outcome.metrics))
@@ -270,16 +264,17 @@ class Reference:
             return taken
         return Difference(LATER, self.with_names(text), math.inf, 0.0, number)
 
-    def run_once(self, number: int, values: Mapping[str, Any]) -> EagerStep:
+    def run_once(self, values: Mapping[str, Any]) -> EagerStep:
         """The last step once more, without running anew what is checkpointed.
 
         Raises:
             Exception: the step does not run so.
         """
-        return self.eager.run(number - 1, values, marked=True)
+        return self.eager.run(self.number, values, marked=True)
 
-    def blamed(self, number: int) -> Difference:
-        """That a step differs where something was changed before it."""
+    def blamed(self) -> Difference:
+        """That the last step differs where something was changed before it."""
+        number = self.number + 1
         text = self.with_names(f"step {number} is not what the first is")
         return Difference(LATER, text, math.inf, 0.0, number)
 

@@ -17,14 +17,14 @@ from memplan.autodiff.forward.annotate import flat_copy
 from memplan.autodiff.forward.expand import emitter_for
 from memplan.autodiff.optimizers.formulas import KINDS
 from memplan.autodiff.optimizers.optimizer import Member
-from memplan.autodiff.optimizers.scaling import DynamicScale, LossScale, parse_loss_scale
+from memplan.autodiff.optimizers.scaling import parse_loss_scale
 from memplan.autodiff.optimizers.updates import Updates
 from memplan.errors import UsageError
 from memplan.ir.roles import Averages
 from memplan.proto.surrogates import without_surrogates
 from memplan.pytorch.torch_errors import nothing_trained
 from memplan.pytorch.torch_optimizer import Group, OptimizerSettings
-from memplan.pytorch.update_settings import Treatment
+from memplan.pytorch.update_settings import NO_SCALE, Treatment
 from memplan.shapes.tensor_type import TensorType
 
 Sink = Callable[[Collection[str], Mapping[str, TensorType]], GradientSink]
@@ -84,7 +84,7 @@ def sink_maker(
     Raises:
         UsageError: the scaler has settings with which it does not do what it is for.
     """
-    scale = scale_of(treatment)
+    scale = parse_loss_scale(treatment.scale)
 
     def made(parameters: Collection[str], types: Mapping[str, TensorType]) -> GradientSink:
         if settings is None:
@@ -93,20 +93,6 @@ def sink_maker(
         return Updates(members, types, scale=scale, averages=averages)
 
     return made
-
-
-def scale_of(treatment: Treatment) -> LossScale | None:
-    """The loss scale that a step asks for, or None.
-
-    Raises:
-        UsageError: an option has a value that it cannot have.
-    """
-    options = treatment.scale
-    if options is None or isinstance(options, str):
-        return parse_loss_scale(options or "none")
-    whole = ("growth_interval", "growth_tracker")
-    given: dict[str, Any] = {k: int(v) if k in whole else float(v) for k, v in options.items()}
-    return DynamicScale(**given)
 
 
 def members_by_group(
@@ -132,7 +118,7 @@ def members_by_group(
         if group not in made:
             options: dict[str, Any] = {"lr": settings.lr, **dict(group.options), **clipping}
             # A scaler skips the step of an optimizer for its own gradients.
-            owner = group.owner if treatment.scale is not None else 0
+            owner = group.owner if treatment.scale != NO_SCALE else 0
             made[group] = Member(KINDS[group.kind](**options), group.factor, owner=owner)
         found[name] = made[group]
     return found

@@ -148,7 +148,7 @@ def _grad(
 ) -> TrainingGraph:
     """The same for a file."""
     targets.check(path)
-    optimizer, scale = _optimizer(options), _loss_scale(options)
+    optimizer, scale = _update_of(options)
     counter = parse_dropout(options.dropout)
     model = read_model(path)
     placement = NO_WEIGHTS
@@ -208,35 +208,27 @@ def _grad(
     )
 
 
-def _optimizer(options: GradOptions) -> Optimizer | None:
-    """The optimizer that is asked for.
+def _update_of(options: GradOptions) -> tuple[Optimizer | None, LossScale | None]:
+    """The optimizer and the loss scale that are asked for.
 
     Raises:
-        UsageError: there is no such optimizer, or a graph of updates is asked for without one.
+        UsageError: there are none of these names, or something is asked for that needs an update,
+            and there is none.
     """
-    found = parse_optimizer(options.optimizer)
-    if options.own_update and (found is None or options.forward_only):
+    optimizer, scale = parse_optimizer(options.optimizer), parse_loss_scale(options.loss_scale)
+    updates = optimizer is not None and not options.forward_only
+    if options.own_update and not updates:
         raise UsageError(
             "--update-output is the file of an optimizer",
             "name one with --optimizer, and leave --forward-only out",
         )
-    return found
-
-
-def _loss_scale(options: GradOptions) -> LossScale | None:
-    """The loss scale that is asked for.
-
-    Raises:
-        UsageError: that is not one, or there is no update in which gradients are unscaled.
-    """
-    found = parse_loss_scale(options.loss_scale)
-    if found is not None and (parse_optimizer(options.optimizer) is None or options.forward_only):
+    if scale is not None and not updates:
         raise UsageError(
             f"--loss-scale {options.loss_scale}: gradients are unscaled where they are used, and "
             "without an optimizer there is no update",
             "name an optimizer (--optimizer), and leave --forward-only out",
         )
-    return found
+    return optimizer, scale
 
 
 def _update_file(

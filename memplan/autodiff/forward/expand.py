@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import helper
 
-from memplan.autodiff.activity import Activity, find_activity, require_rules
+from memplan.autodiff.activity import Activity, find_activity
 from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.emitter import Emitter, Scope
 from memplan.autodiff.emit.gradient_registry import entry_for, fitting
@@ -29,37 +29,17 @@ _ROUNDS = 8
 
 @dataclass(frozen=True, slots=True)
 class Expanded:
-    """``model`` with every node on the way rewritten, and what is known of it."""
+    """``model`` with every node on the way rewritten, and what is known of it.
+
+    ``nodes`` is what the reverse pass sees of it: functions that were written out are one node
+    each. ``fixed`` are the initializers that nothing is differentiated by.
+    """
 
     model: onnx.ModelProto
-    emitter: Emitter
-    activity: Activity
-
-
-@dataclass(frozen=True, slots=True)
-class Differentiable:
-    """What the reverse pass sees of a graph: ``nodes``, of which all that gradients flow through
-    have a rule. ``fixed`` are the initializers that nothing is differentiated by."""
-
     emitter: Emitter
     nodes: Sequence[onnx.NodeProto]
     activity: Activity
     fixed: frozenset[str]
-
-
-def differentiable(expanded: Expanded, ys: Collection[str], xs: Collection[str]) -> Differentiable:
-    """An expanded graph as the reverse pass is to see it, with functions that were written out.
-
-    Raises:
-        ModelError: an operator on the way has no gradient.
-    """
-    graph, emitter = expanded.model.graph, expanded.emitter
-    kept = {*xs, *ys, *(value.name for value in graph.output)}
-    nodes = see_patterns(list(graph.node), emitter.constants, kept, emitter.types)
-    activity = find_activity(nodes, emitter.types, ys, xs)
-    require_rules(nodes, activity)
-    fixed = frozenset(tensor.name for tensor in graph.initializer) - set(xs)
-    return Differentiable(emitter, nodes, activity, fixed)
 
 
 def expand_all(
@@ -93,7 +73,11 @@ def expand_all(
             continue
         functions = {node.op_type for node in active if _is_function(node, emitter.opset)}
         if not functions:
-            return Expanded(model, emitter, activity)
+            kept = {*xs, *ys, *(value.name for value in model.graph.output)}
+            seen = see_patterns(nodes, emitter.constants, kept, emitter.types)
+            activity = find_activity(seen, emitter.types, ys, xs)
+            fixed = frozenset(tensor.name for tensor in model.graph.initializer) - set(xs)
+            return Expanded(model, emitter, seen, activity, fixed)
         model = _inlined(model, sorted(functions))
     raise ModelError("function operators are nested too deeply to be differentiated")
 

@@ -8,6 +8,7 @@ are: only the reverse pass sees one node.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -24,11 +25,11 @@ _CLOSE = 2e-3
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """``scale`` times the tensors ``leaves`` (sorted), computed by the nodes ``inside``."""
+    """``scale`` times ``powers`` of tensors, by name, computed by the nodes ``inside``."""
 
-    leaves: tuple[str, ...]
-    scale: float
-    inside: tuple[int, ...]
+    powers: Mapping[str, float]
+    scale: float = 1.0
+    inside: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -102,9 +103,10 @@ class _Matcher:
         if self.nodes[index].op_type not in ("Mul", "Div"):
             return None
         product = self.product(self.nodes[index].output[0], last=True)
-        if len(product.leaves) != 2:
+        leaves = sorted(product.powers)
+        if len(leaves) != 2 or set(product.powers.values()) != {1}:
             return None
-        for x, factor in (product.leaves, product.leaves[::-1]):
+        for x, factor in (leaves, leaves[::-1]):
             found = self.gate(x, factor, product.scale)
             if found is not None:
                 found.inside.update(product.inside)
@@ -179,7 +181,7 @@ class _Matcher:
             return None
         if node.op_type == "Sigmoid":
             inner = self.product(node.input[0])
-            if inner.leaves == (x,):
+            if inner.powers == {x: 1}:
                 return _Function("Swish", x, {made, *inner.inside}, {"alpha": inner.scale})
         if node.op_type == "HardSigmoid" and list(node.input) == [x]:
             given = {item.name: item.f for item in node.attribute}
@@ -192,92 +194,63 @@ class _Matcher:
 
     def gelu(self, x: str, made: int) -> _Function | None:
         """½·x·(1 + erf(x/√2)), or with tanh(√(2/π)·(x + 0.044715·x³)) for erf."""
-        term = self.without(made, 1)
-        bell = self.maker.get(term) if term else None
-        if bell is None:
-            return None
-        node = self.nodes[bell]
-        inner = self.product(node.input[0])
-        inside = {made, bell, *inner.inside}
-        if node.op_type == "Erf" and inner.leaves == (x,) and _close(inner.scale, math.sqrt(0.5)):
-            return _Function("Gelu", x, inside)
-        if node.op_type == "Tanh" and _close(inner.scale, math.sqrt(2 / math.pi)):
-            cubic = self.cubic(x, inner.leaves)
-            if cubic is not None:
-                return _Function("Gelu", x, inside | cubic, {"approximate": "tanh"})
+        for term, one in self.sides(made):
+            bell = self.maker.get(term)
+            if bell is None or not self.holds(one, 1):
+                continue
+            op, inner = self.nodes[bell].op_type, self.product(self.nodes[bell].input[0])
+            inside = {made, bell, *inner.inside}
+            if op == "Erf" and inner.powers == {x: 1} and _close(inner.scale, math.sqrt(0.5)):
+                return _Function("Gelu", x, inside)
+            if op == "Tanh" and _close(inner.scale, math.sqrt(2 / math.pi)):
+                cubic = self.cubic(x, inner)
+                if cubic is not None:
+                    return _Function("Gelu", x, inside | cubic, {"approximate": "tanh"})
         return None
 
-    def cubic(self, x: str, leaves: tuple[str, ...]) -> set[int] | None:
+    def cubic(self, x: str, inner: _Product) -> set[int] | None:
         """The nodes of x + 0.044715·x³, or of its factor 1 + 0.044715·x² beside x."""
-        rest = [name for name in leaves if name != x]
-        if len(rest) != 1:
+        rest = [name for name in inner.powers if name != x]
+        if len(rest) != 1 or set(inner.powers.values()) != {1}:
             return None
-        added = self.maker.get(rest[0])
-        if added is None or self.nodes[added].op_type != "Add":
-            return None
-        beside = len(leaves) == 2
-        term = self.without(added, 1) if beside else self.other(added, x)
-        power = self.powers(term, x) if term else None
-        if power is None or power[0] != (2 if beside else 3) or not _close(power[1], 0.044715):
-            return None
-        return {added, *power[2]}
-
-    def powers(self, name: str, x: str) -> tuple[float, float, set[int]] | None:
-        """(n, a, nodes) of a·xⁿ."""
-        product = self.product(name)
-        count, inside = 0.0, set(product.inside)
-        for leaf in product.leaves:
-            made = self.maker.get(leaf, -1)
-            if leaf == x:
-                count += 1
-            elif made >= 0 and self.nodes[made].op_type == "Pow":
-                exponent = self.number(self.nodes[made].input[1])
-                if self.nodes[made].input[0] != x or exponent is None:
-                    return None
-                count += exponent
-                inside.add(made)
-            else:
-                return None
-        return count, product.scale, inside
-
-    def without(self, index: int, number: float) -> str | None:
-        """The other term of a sum of which one is a number."""
-        for term, constant in self.sides(index):
-            value = self.number(constant)
-            if value is not None and _close(value, number):
-                return term
+        added, beside = self.made(rest[0], "Add"), x in inner.powers
+        for term, other in self.sides(added):
+            power = self.product(term)
+            right = power.powers == {x: 2 if beside else 3} and _close(power.scale, 0.044715)
+            if added is not None and right and (self.holds(other, 1) if beside else other == x):
+                return {added, *power.inside}
         return None
-
-    def other(self, index: int, name: str) -> str | None:
-        """The other term of a sum."""
-        terms = [str(term) for term in self.nodes[index].input]
-        if name not in terms:
-            return None
-        terms.remove(name)
-        return terms[0]
 
     def product(self, name: str, *, last: bool = False) -> _Product:
         """``name`` as a product; what several nodes read is a factor as it is (x, for one)."""
-        made = self.maker.get(name, -1)
+        made, whole = self.maker.get(name, -1), _Product({name: 1})
         alone = last or len(self.readers.get(name, ())) == 1
-        if made < 0 or not alone or self.nodes[made].op_type not in ("Mul", "Div"):
-            return _Product((name,), 1.0, ())
+        if made < 0 or not alone or self.nodes[made].op_type not in ("Mul", "Div", "Pow"):
+            return whole
         node = self.nodes[made]
-        leaves: list[str] = []
-        scale, inside = 1.0, [made]
-        for slot, part in enumerate(node.input):
-            value = self.number(part)
+        values = [self.number(part) for part in node.input]
+        if node.op_type == "Pow":
+            if values[1] is None:
+                return whole
+            return _Product({node.input[0]: values[1]}, 1.0, frozenset({made}))
+        powers, scale, inside = Counter[str](), 1.0, {made}
+        for slot, (part, value) in enumerate(zip(node.input, values, strict=True)):
             divides = node.op_type == "Div" and slot == 1
             if value is not None:
                 scale = scale / value if divides and value else scale * value
             elif divides:
-                return _Product((name,), 1.0, ())
+                return whole
             else:
                 inner = self.product(part)
-                leaves += inner.leaves
+                powers.update(inner.powers)
                 scale *= inner.scale
-                inside += inner.inside
-        return _Product(tuple(sorted(leaves)), scale, tuple(inside))
+                inside |= inner.inside
+        return _Product(dict(powers), scale, frozenset(inside))
+
+    def holds(self, name: str, number: float) -> bool:
+        """Whether a tensor is that number."""
+        value = self.number(name)
+        return value is not None and _close(value, number)
 
     def number(self, name: str) -> float | None:
         """The content of a constant with one element."""

@@ -18,7 +18,7 @@ from memplan.autodiff.emit.emitter import Emitter, Scope
 from memplan.autodiff.emit.gradient_registry import Gradients, gradient
 from memplan.autodiff.emit.operations import Operations
 from memplan.autodiff.emit.value import Value
-from memplan.autodiff.forward.expand import differentiable, expand_all
+from memplan.autodiff.forward.expand import expand_all
 from memplan.autodiff.loop_bodies import (
     BodyWriter,
     body_model,
@@ -73,10 +73,9 @@ class _Branch:
         }
         model = body_model(outer, self.body, [])
         mark = f"{ctx.node.name}/{attribute}:"
-        expanded = expand_all(model, set(grads), xs, outer.names, mark, portable=outer.portable)
-        self.emitter = expanded.emitter
+        seen = expand_all(model, set(grads), xs, outer.names, mark, portable=outer.portable)
+        self.emitter = seen.emitter
         self.writer = BodyWriter(self.emitter)
-        seen = differentiable(expanded, set(grads), xs)
         seeds = {
             inner: self.writer.captured(grad)
             for inner, grad in grads.items()
@@ -86,7 +85,7 @@ class _Branch:
         active = [name for name in sorted(xs) if name in seen.activity.tensors]
         with self._scope():
             ReversePass(seen, active, self.found.__setitem__).run(seeds)
-        restored(expanded.model, self.body, self.emitter)
+        restored(seen.model, self.body, self.emitter)
         self.known: dict[str, str] = dict(zip(ends, ctx.node.output, strict=False))
         self.again: list[onnx.NodeProto] = []
 

@@ -11,12 +11,7 @@ from memplan.autodiff.emit.context import Context
 from memplan.autodiff.emit.emitter import Scope
 from memplan.autodiff.emit.operations import Operations
 from memplan.autodiff.emit.value import Value
-from memplan.autodiff.forward.expand import (
-    Differentiable,
-    differentiable,
-    emitter_for,
-    expand_all,
-)
+from memplan.autodiff.forward.expand import Expanded, emitter_for, expand_all
 from memplan.autodiff.loop_bodies import (
     BodyWriter,
     body_model,
@@ -74,11 +69,10 @@ class ScanBody:
         }
         self._grow_below(list(model.graph.node), xs)
         self.states = self._grow_above(ctx, list(model.graph.node), xs, ys)
-        expanded = expand_all(model, ys, xs, outer.names, mark, portable=outer.portable)
-        self.emitter = expanded.emitter
+        seen = expand_all(model, ys, xs, outer.names, mark, portable=outer.portable)
+        self.emitter = seen.emitter
         self.writer = BodyWriter(self.emitter)
         self.hoisted: list[Hoisted] = []
-        seen = differentiable(expanded, ys, xs)
         active = seen.activity.tensors
         self.captured = [name for name in captured if name in active]
         self.sliced = [k for k, name in enumerate(call.slice_inputs) if name in active & xs]
@@ -91,7 +85,7 @@ class ScanBody:
             found = self._reverse(seen)
             self._hoist(found)
             self._finish(found)
-        restored(expanded.model, call.body, self.emitter)
+        restored(seen.model, call.body, self.emitter)
 
     def _formal(self) -> tuple[str, ...]:
         return self.call.state_inputs + self.call.slice_inputs
@@ -134,7 +128,7 @@ class ScanBody:
                     grown = True
         return sorted(found)
 
-    def _reverse(self, seen: Differentiable) -> dict[str, Value]:
+    def _reverse(self, seen: Expanded) -> dict[str, Value]:
         """The gradients of the body's inputs and captured tensors at one step."""
         types, write, call = self.emitter.types, self.writer.input, self.call
         carried = [

@@ -1,7 +1,6 @@
 """The pictures of the documentation, made of what memplan prints today, in headless Chromium.
 
     python tools/screenshots.py            # docs/images/*.png; needs Chromium, takes half a minute
-    python tools/screenshots.py --check    # are they up to date? needs none; exit code 1 if not
 
 ``docs/images/sources.json`` has the SHA-256 of every page that pictures were made of. The plan is
 one that does not depend on the clock, so the same program gives the same pages.
@@ -9,7 +8,6 @@ one that does not depend on the clock, so the same program gives the same pages.
 
 import argparse
 import hashlib
-import io
 import json
 import shutil
 import subprocess
@@ -26,7 +24,6 @@ _SAMPLES = {"gpt": "gpt_dropout", "lstm": "lstm", "unet": "unet"}
 _BUDGET = ("--budget", "60%", "--passes", "none", "--time-limit", "600")
 _SEARCH = (*_BUDGET, "--strategy", "search{iterations=40}")
 _QUICK = (*_BUDGET, "--strategy", "greedy", "--optimize", "none", "--force")
-_TERMINAL_COLUMNS, _TERMINAL_LINES = 120, 22
 
 _PLAIN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>memplan</title><style>
 :root { color-scheme: light dark; --ink: #1f2328; --bg: #fff; --line: #d1d9e0; --soft: #f6f8fa; }
@@ -59,26 +56,20 @@ class Picture:
     """The upper left part of a page, at most so many CSS pixels; ``scale``: dots of each."""
 
     name: str
-    page: str
     width: int
     height: int
     scale: float = 1
-    both: bool = True
 
     @property
     def files(self) -> Mapping[str, bool]:
         """Its files, and whether each is for a dark background."""
-        if not self.both:
-            return {f"{self.name}.png": self.name == "terminal"}
         return {f"{self.name}-light.png": False, f"{self.name}-dark.png": True}
 
 
 PICTURES = (
-    Picture("before-after", "before-after", 800, 370, 1.5),
-    Picture("analysis", "analysis", 1200, 800),
-    Picture("phone", "analysis", 390, 844, 1.25, both=False),
-    Picture("pull-request", "pull-request", 940, 700),
-    Picture("terminal", "terminal", 960, 700, both=False),
+    Picture("before-after", 800, 370, 1.5),
+    Picture("analysis", 1200, 800),
+    Picture("pull-request", 940, 700),
 )
 
 
@@ -91,7 +82,6 @@ def pages(folder: Path) -> Mapping[str, str]:
     made = {
         "analysis": _memplan(folder, "analyze", "gpt.onnx", "--format", "html"),
         "before-after": _charts(diff),
-        "terminal": _terminal(folder),
     }
     # A pull request that exports the model anew and forgets to rewrite it.
     new = (folder / "gpt.onnx").rename(folder / "new.onnx")
@@ -121,17 +111,6 @@ def _charts(diff: str) -> str:
     return page.replace("</main>", f'<ul class="legend">{legend}</ul></main>', 1)
 
 
-def _terminal(folder: Path) -> str:
-    from rich.console import Console
-    from rich.text import Text
-
-    told = _memplan(folder, "analyze", "gpt.onnx", "--color", "always", "--top", "3")
-    console = Console(record=True, width=_TERMINAL_COLUMNS, file=io.StringIO())
-    console.print(Text.from_ansi("\n".join(told.splitlines()[:_TERMINAL_LINES])))
-    code = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
-    return f'{_PLAIN}<body class="terminal"><pre>$ memplan analyze gpt.onnx</pre>{code}</body>'
-
-
 def _rendered(text: str) -> str:
     from markdown_it import MarkdownIt
 
@@ -153,8 +132,8 @@ def draw(made: Mapping[str, str], folder: Path) -> None:
     IMAGES.mkdir(exist_ok=True)
     with Chromium() as browser:
         for each in PICTURES:
-            page = folder / f"{each.page}.html"
-            page.write_text(made[each.page], encoding="utf-8")
+            page = folder / f"{each.name}.html"
+            page.write_text(made[each.name], encoding="utf-8")
             for name, dark in each.files.items():
                 browser.open(page, each.width, each.height, dark=dark, scale=each.scale)
                 whole = browser.run("Math.ceil(document.body.getBoundingClientRect().height)")
@@ -165,21 +144,12 @@ def draw(made: Mapping[str, str], folder: Path) -> None:
     (IMAGES / SOURCES).write_text(f"{text}\n", encoding="utf-8")
 
 
-def main() -> int:
-    """Makes the pictures, or tells which pages have changed since they were made."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only tell what has changed")
-    asked = parser.parse_args()
+def main() -> None:
+    """Makes the pictures."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     with tempfile.TemporaryDirectory() as name:
-        made = pages(Path(name))
-        if not asked.check:
-            draw(made, Path(name))
-            return 0
-    recorded = json.loads((IMAGES / SOURCES).read_text(encoding="utf-8"))
-    changed = [page for page, digest in digests(made).items() if recorded.get(page) != digest]
-    print(f"changed since: {', '.join(changed)}" if changed else "up to date")
-    return bool(changed)
+        draw(pages(Path(name)), Path(name))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -27,7 +27,7 @@ def version_notes(provider: str = "cpu") -> tuple[str, ...]:
     return (
         f"memplan's rules were measured on {measured}, and {installed} is installed: figures may "
         "differ (pip install 'memplan[measured]' installs the measured version; "
-        "tools/probe_ort/changes.py in memplan's repository measures what changed)",
+        "tools/probe_ort in memplan's repository measures what changed)",
     )
 
 

@@ -271,6 +271,15 @@ class GroupNormalization(OpRun):
         return (normal.reshape(x.shape) * scale.reshape(column) + bias.reshape(column),)
 
 
+class MeanVarianceNormalization(OpRun):
+    """By definition; ONNX's own cannot be had of this operator alone."""
+
+    def _run(self, x: Array, axes: Sequence[int] = (0, 2, 3)) -> tuple[Array]:
+        along = tuple(axes)
+        deviation = np.sqrt((x**2).mean(along, keepdims=True) - x.mean(along, keepdims=True) ** 2)
+        return ((x - x.mean(along, keepdims=True)) / (deviation + 1e-9),)
+
+
 OPS = [
     Erf,
     Gelu,
@@ -281,4 +290,5 @@ OPS = [
     GlobalMaxPool,
     BatchNormalization,
     GroupNormalization,
+    MeanVarianceNormalization,
 ]

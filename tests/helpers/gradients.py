@@ -16,6 +16,7 @@ from onnx.reference import ReferenceEvaluator
 
 from helpers.float64_ops import OPS
 from memplan.autodiff.backward import Request, build_gradients
+from memplan.proto.nodes import all_graphs
 
 Array = npt.NDArray[Any]
 Run = Any
@@ -190,13 +191,18 @@ def in_float32(model: onnx.ModelProto) -> onnx.ModelProto:
     result.CopyFrom(model)
     double, single = onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT
     del result.graph.value_info[:]
-    for value in (*result.graph.input, *result.graph.output):
-        if value.type.tensor_type.elem_type == double:
-            value.type.tensor_type.elem_type = single
-    for k, tensor in enumerate(result.graph.initializer):
-        if tensor.data_type == double:
-            array = onnx.numpy_helper.to_array(tensor).astype(np.float32)
-            result.graph.initializer[k].CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    for graph in all_graphs(result.graph):
+        for value in (*graph.input, *graph.output):
+            if value.type.tensor_type.elem_type == double:
+                value.type.tensor_type.elem_type = single
+        given = [item for node in graph.node for item in node.attribute]
+        for tensor in (*graph.initializer, *(item.t for item in given if item.HasField("t"))):
+            if tensor.data_type == double:
+                array = onnx.numpy_helper.to_array(tensor).astype(np.float32)
+                tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+        for item in given:
+            if item.name == "to" and item.i == double:
+                item.i = single
     return onnx.shape_inference.infer_shapes(result)
 
 

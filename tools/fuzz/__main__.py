@@ -11,8 +11,8 @@ seconds or 1 GB. An item is known by seed and number, and ``--only N`` runs one 
 import argparse
 import importlib
 import itertools
-import json
 import os
+import pickle
 import pkgutil
 import resource
 import signal
@@ -21,16 +21,16 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import hostile
 import plans
 import proofs
 import values
-from ended import Ended
+from ended import Ended, forked
 
 import memplan
 from helpers.node_tests import all_forms
@@ -59,41 +59,27 @@ _OF_PYTORCH = ("memplan.pytorch", "memplan.api.capture")  # large, and never ask
 _KEPT = 3  # finds of each kind
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of an item, and what it took: wall clock, and the resident memory of the process
-    at its highest. ``place`` is empty where nothing is wrong."""
+    """How an item ended, and what it took: wall clock, and the resident memory of the process at
+    its highest."""
 
     number: int
     seconds: float
     peak_bytes: int
-    place: str = ""
-    message: str = ""
-    counts: dict[str, int] = field(default_factory=dict)
+    ended: Ended
 
 
 def outcome(examine: Examine, number: int, seconds: float, options: argparse.Namespace) -> Outcome:
     """What comes of an item in a forked child with limits of memory and time."""
     with tempfile.TemporaryDirectory(prefix="memplan-fuzz-") as name:
         begun, folder = time.monotonic(), Path(name)
-        pid = os.fork()
-        if pid == 0:
-            _work(examine, number, folder, options)
-        try:
-            while (found := os.wait4(pid, os.WNOHANG))[0] == 0:
-                if time.monotonic() - begun > seconds * patience():
-                    os.kill(pid, signal.SIGKILL)
-                time.sleep(0.005)
-        except BaseException:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            raise
-        spent, peak = time.monotonic() - begun, 1024 * found[2].ru_maxrss
-        told = folder / "told.json"
-        if told.exists():
-            return Outcome(number, spent, peak, *json.loads(told.read_text()))
-        late = os.WIFSIGNALED(found[1]) and spent > seconds
-        return Outcome(number, spent, peak, "no end in time" if late else f"died ({found[1]})")
+        work = partial(_work, examine, number, folder, options)
+        code, peak, late = forked(work, seconds * patience())
+        told = folder / "told"
+        died = Ended({}, "no end in time" if late else f"died ({code})")
+        ended = pickle.loads(told.read_bytes()) if told.exists() else died
+        return Outcome(number, time.monotonic() - begun, peak, ended)
 
 
 def patience() -> float:
@@ -101,32 +87,39 @@ def patience() -> float:
     return min(max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)), _MOST_PATIENT)
 
 
-def _work(examine: Examine, number: int, folder: Path, options: argparse.Namespace) -> NoReturn:
+def _work(examine: Examine, number: int, folder: Path, options: argparse.Namespace) -> None:
     """In the child: examine one item, and tell of it in the folder."""
-    try:
-        resource.setrlimit(resource.RLIMIT_AS, (_ADDRESSES, _ADDRESSES))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        # What is killed leaves its own temporary folders behind.
-        os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
-        quiet = os.open(os.devnull, os.O_RDWR)
-        for stream in range(3):
-            os.dup2(quiet, stream)
-        work = folder / "work"
-        work.mkdir()
-        os.chdir(work)
-        ended = examine(options.seed, number)
-        if ended.place and options.keep is not None:
-            target = options.keep / f"{options.command}-{options.seed}-{number}"
-            target.mkdir(parents=True, exist_ok=True)
-            for name, data in ended.files.items():
-                (target / name).write_bytes(data)
-            (target / "found.txt").write_text(f"{ended.place}\n{ended.message}\n")
-        telling = folder / "telling.json"
-        telling.write_text(json.dumps([ended.place, ended.message[:4000], dict(ended.counts)]))
-        telling.rename(folder / "told.json")
-    finally:
-        os._exit(0)
+    resource.setrlimit(resource.RLIMIT_AS, (_ADDRESSES, _ADDRESSES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # What is killed leaves its own temporary folders behind.
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    quiet = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(quiet, stream)
+    work = folder / "work"
+    work.mkdir()
+    os.chdir(work)
+    ended = examine(options.seed, number)
+    if ended.place and options.keep is not None:
+        target = options.keep / f"{options.command}-{options.seed}-{number}"
+        target.mkdir(parents=True, exist_ok=True)
+        for name, data in ended.files.items():
+            (target / name).write_bytes(data)
+        (target / "found.txt").write_text(f"{ended.place}\n{ended.message}\n")
+    telling = folder / "telling"
+    short = Ended(dict(ended.counts), ended.place, ended.message[:4000])
+    telling.write_bytes(pickle.dumps(short))
+    telling.rename(folder / "told")
+
+
+def _place(command: str, one: Outcome) -> str:
+    """What is wrong with an item; a small file that took too much is, too."""
+    if one.ended.place or command not in _FRUGAL:
+        return one.ended.place
+    if one.seconds > _SLOW_SECONDS * patience():
+        return "slow"
+    return "large" if one.peak_bytes > _LARGE_BYTES else ""
 
 
 def run(command: str, options: argparse.Namespace) -> bool:
@@ -140,14 +133,11 @@ def run(command: str, options: argparse.Namespace) -> bool:
     ):
         one = outcome(EXAMINED[command], number, seconds, options)
         found.append(one)
-        counts.update(one.counts)
-        if not one.place and command in _FRUGAL:  # a small file that took too much
-            one.place = "large" if one.peak_bytes > _LARGE_BYTES else ""
-            one.place = "slow" if one.seconds > _SLOW_SECONDS * patience() else one.place
-        if one.place:
-            finds[one.place] += 1
-            if finds[one.place] <= _KEPT:
-                print(f"FOUND --only {number}: {one.place}: {one.message}", flush=True)
+        counts.update(one.ended.counts)
+        if place := _place(command, one):
+            finds[place] += 1
+            if finds[place] <= _KEPT:
+                print(f"FOUND --only {number}: {place}: {one.ended.message}", flush=True)
     kinds = Counter[str]()
     for name, count in counts.items():
         kinds[name.partition(":")[0]] += count

@@ -12,12 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import ended  # noqa: F401  (puts tests/ on the path)
 import numpy as np
 import onnx
-from evaluators import Array, reference
 from onnx import helper, numpy_helper
 
+from helpers.gradients import Array, reference
 from helpers.node_tests import MODULES, Form, Rejected, forms
+from memplan.proto.nodes import names_read, reads_of
 
 _OPSETS = (18, 20, 20, 21, 22, 23, 24)
 _SYMBOLIC = 0.12  # share of graphs whose inputs have symbolic dimensions
@@ -150,10 +152,10 @@ class Draft:
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
-                found = reference(model).run(None, {name: self.arrays[name] for name in given})
+                found = reference(model, {name: self.arrays[name] for name in given})
         except Exception as error:
             raise Rejected from error
-        arrays = [np.asarray(array) for array in found]
+        arrays = [np.asarray(array) for array in found.values()]
         for array in arrays:
             if array.size > _MOST_ELEMENTS or array.dtype.kind not in "fiub":
                 raise Rejected
@@ -193,6 +195,13 @@ class Case:
     def ys(self) -> tuple[str, ...]:
         return tuple(self.weights)
 
+    @property
+    def dims(self) -> dict[str, int]:
+        """The sizes of symbolic dimensions."""
+        shapes = {value.name: value.type.tensor_type.shape.dim for value in self.model.graph.input}
+        pairs = (zip(dims, self.feeds[x].shape, strict=True) for x, dims in shapes.items())
+        return {dim.dim_param: n for each in pairs for dim, n in each if dim.dim_param}
+
 
 def drawn(r: random.Random, modules: Sequence[str] = MODULES, most: int = 8) -> Case:
     """A random case of up to ``most`` forms."""
@@ -209,7 +218,7 @@ def drawn(r: random.Random, modules: Sequence[str] = MODULES, most: int = 8) -> 
 
 def finished(d: Draft) -> Case:
     """The graph of a draft, with some tensors as outputs whether others read them or not."""
-    read = {name for node in d.nodes for name in (*node.input, *captured(node))}
+    read = names_read(d.nodes)
     reach = ancestors(d.nodes)
     moving = [n for n in d.made if reach[n] & set(d.leaves)]
     if not moving:
@@ -240,23 +249,9 @@ def ancestors(nodes: Sequence[onnx.NodeProto]) -> dict[str, set[str]]:
     """What each tensor depends on, itself included; inputs are in none of the keys."""
     found: dict[str, set[str]] = {}
     for node in nodes:
-        read = {*filter(None, node.input), *captured(node)}
-        whole = set().union(*(found.get(name, {name}) for name in read))
+        whole = set().union(*(found.get(name, {name}) for name in reads_of(node)))
         for name in filter(None, node.output):
             found[name] = {name} | whole
-    return found
-
-
-def captured(node: onnx.NodeProto) -> set[str]:
-    """What the bodies of a node read from around them."""
-    found: set[str] = set()
-    for item in node.attribute:
-        if item.type == onnx.AttributeProto.GRAPH:
-            own = {value.name for value in item.g.input}
-            own |= {name for inner in item.g.node for name in inner.output}
-            read = {name for inner in item.g.node for name in inner.input if name}
-            read |= {value.name for value in item.g.output}
-            found |= read - own
     return found
 
 

@@ -6,7 +6,7 @@ did; one that finds nothing to work on raises one of :data:`IMPOSSIBLE`.
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import ended  # noqa: F401  (puts tests/ on the path)
@@ -15,20 +15,12 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from helpers.mutate import NUMBERS, change_field
-from memplan.proto.nodes import subgraphs
+from memplan.proto.nodes import all_graphs, reads_of
 
 IMPOSSIBLE = (ValueError, IndexError, TypeError, KeyError, onnx.checker.ValidationError)
 """An edit of something that the graph has not, or not in this file."""
 Type = tuple[int, tuple[int, ...] | None]
 """Element type of a tensor, and its shape where every run has the same."""
-
-
-def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """A graph and all bodies in it."""
-    yield graph
-    for node in graph.node:
-        for body in subgraphs(node):
-            yield from graphs_of(body)
 
 
 @dataclass(slots=True)
@@ -45,7 +37,7 @@ class Scene:
     def fresh(self, like: str) -> str:
         """A name that nothing has."""
         if not self.taken:
-            for graph in graphs_of(self.model.graph):
+            for graph in all_graphs(self.model.graph):
                 self.taken.update(name for node in graph.node for name in node.output)
                 self.taken.update(each.name for each in (*graph.input, *graph.initializer))
         name = next(n for k in range(10_000) if (n := f"{like}.e{k}") not in self.taken)
@@ -101,15 +93,6 @@ class Scene:
 
 def _op(node: onnx.NodeProto) -> str:
     return node.op_type if not node.domain else f"{node.domain}.{node.op_type}"
-
-
-def _reads(node: onnx.NodeProto) -> set[str]:
-    """What a node and its bodies read."""
-    found = set(node.input)
-    for body in subgraphs(node):
-        found |= {value.name for value in body.output}
-        found |= {name for inner in body.node for name in _reads(inner)}
-    return found
 
 
 # --- What changes the result ----------------------------------------------------------------------
@@ -281,9 +264,10 @@ def move_node(s: Scene) -> str:
     """Put a node elsewhere, where all that it reads is there and nothing that reads it is."""
     place, node = s.node()
     first = last = place
-    while first and not _reads(node) & set(s.graph.node[first - 1].output):
+    read, made = {*reads_of(node)}, {*node.output}
+    while first and read.isdisjoint(s.graph.node[first - 1].output):
         first -= 1
-    while last + 1 < len(s.graph.node) and not set(node.output) & _reads(s.graph.node[last + 1]):
+    while last + 1 < len(s.graph.node) and made.isdisjoint(reads_of(s.graph.node[last + 1])):
         last += 1
     target = s.r.choice([first, last, s.r.randint(first, last)])
     if target == place:
@@ -422,7 +406,7 @@ def edited(model: onnx.ModelProto, types: Mapping[str, Type], r: random.Random) 
     for _ in range(_TRIES):
         if len(said) == wanted:
             break
-        bodies = list(graphs_of(model.graph))[1:]
+        bodies = list(all_graphs(model.graph))[1:]
         inside = bool(bodies) and r.random() < 0.25
         where = Scene(model, r.choice(bodies), {}, r) if inside else scene
         edit = r.choice(OTHER if r.random() < share else SAME)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,28 +55,46 @@ def place_of(error: BaseException) -> str:
     return f"{type(error).__name__} {file}:{own[-1].lineno} {own[-1].name}"
 
 
-def forked(folder: Path, variables: Mapping[str, str], time_limit: float | None) -> tuple[int, str]:
+def forked(work: Callable[[], object], seconds: float | None) -> tuple[int, int, bool]:
+    """How a fork of this process ends that does some work, its resident bytes at their highest, and
+    whether it was killed for its time."""
+    pid, late, begun = os.fork(), False, time.monotonic()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(1)
+    try:
+        while not (found := os.wait4(pid, os.WNOHANG))[0]:
+            late = late or (seconds is not None and time.monotonic() - begun > seconds)
+            if late:
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.005)
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+    return os.waitstatus_to_exitcode(found[1]), 1024 * found[2].ru_maxrss, late
+
+
+def forked_child(
+    folder: Path, variables: Mapping[str, str], seconds: float | None
+) -> tuple[int, str]:
     """What ``processes.child`` starts, as a fork that has imported all already, which halves the
     time of a small file."""
     reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.close(writer)
-            os.dup2(reader, 0)
-            os.environ.update(variables)
-            child.main("[]", str(folder))
-        finally:
-            os._exit(1)
-    os.close(reader)
-    begun = time.monotonic()
-    try:
-        while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
-            if time_limit is not None and time.monotonic() - begun > time_limit:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                raise subprocess.TimeoutExpired("child", time_limit)
-            time.sleep(0.005)
-    finally:
+
+    def work() -> None:
         os.close(writer)
-    return os.waitstatus_to_exitcode(ended[1]), ""
+        os.dup2(reader, 0)
+        os.environ.update(variables)
+        child.main("[]", str(folder))
+
+    try:
+        code, _, late = forked(work, seconds)
+    finally:
+        os.close(reader)
+        os.close(writer)
+    if late:
+        raise subprocess.TimeoutExpired("child", seconds or 0)
+    return code, ""

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from edits import IMPOSSIBLE, edited
-from ended import Ended, called, forked
+from ended import Ended, called, forked_child
 from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper, numpy_helper
 from steps import NETS, parsed, training_step
@@ -34,7 +34,7 @@ _CHECKS = (("check",), ("check",), ("check", "--update"), ("check", "--format", 
 def examined(command: str, seed: int, number: int) -> Ended:
     """Calls of a command on a damaged file, one after the other, until one does not end with exit
     code 0."""
-    child._run = forked
+    child._run = forked_child
     r = random.Random(f"{seed}/{command}/{number}")
     files, calls = _mutant(command, r)
     for name, data in files.items():

@@ -15,10 +15,10 @@ import numpy as np
 import onnx
 from drafts import drawn
 from ended import ROOT
-from evaluators import in_kind
 from onnx import TensorProto, helper, numpy_helper
 
 import memplan
+from helpers.gradients import in_float32
 from memplan.errors import MemplanError
 
 SAMPLES = ROOT / "sample_models"
@@ -55,7 +55,8 @@ def _of_draft(r: random.Random) -> onnx.ModelProto:
     """The sum of all that a random graph ends with as its loss; its forward part alone where that
     has no gradient."""
     case = drawn(r, most=14)
-    model = in_kind(case.model, TensorProto.FLOAT)
+    model = in_float32(case.model)
+    del model.graph.value_info[:]
     for value in model.graph.input:
         sizes = zip(value.type.tensor_type.shape.dim, case.feeds[value.name].shape, strict=True)
         for dim, size in sizes:

@@ -5,13 +5,31 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 CASE_SECONDS = 60
 DIED = "died"
+Look = Callable[[Any], Any]
+"""At a case: what it showed, for JSON; None where there is nothing to tell."""
 
 
-def tell(cases: Iterable[tuple[int, Any]], look: Callable[[Any], Any]) -> None:
+@dataclass(frozen=True)
+class Probe:
+    """How a table is measured.
+
+    ``cases`` are looked at in children, whose ``environment`` has variables and libraries of a
+    scratch folder, by what ``opened`` gives there; ``table`` takes all that was seen, by number.
+    """
+
+    cases: Callable[[], list]
+    opened: Callable[[], Look]
+    table: Callable[[list, dict[int, dict]], dict]
+    environment: Callable[[Path], Mapping[str, str]] = lambda _: {}
+
+
+def tell(cases: Iterable[tuple[int, Any]], look: Look) -> None:
     """In the child: look at numbered cases, and print ``[number, null]`` before each and ``[number,
     result]`` behind it."""
     for index, case in cases:

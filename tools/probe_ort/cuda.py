@@ -1,39 +1,30 @@
 """ONNX Runtime's CUDA provider, without a GPU, over ``tests/helpers/cuda_stub.c``: its kernels, and
 what they do with memory.
 
-    python tools/probe_ort/cuda.py --kernels --out memplan/ops/tables/cuda_kernels.json
-    python tools/probe_ort/cuda.py --out memplan/ops/tables/cuda.json
-
 Every case of the catalogue runs on the real provider with an allocator that counts. cuBLAS and
 cuDNN are not there: what they would take is not seen, and convolutions do not run.
 """
 
-import argparse
 import json
-import os
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import onnx
 from cases import Case, all_cases, around, specs
+from children import Look, Probe
 from device import (
     CPU,
-    host_slots,
+    kernel_cases,
+    kernel_look,
     kernel_table,
-    kernels,
     memory_table,
     providers_of,
     session,
     sharing,
 )
-from table import render
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-KERNELS = ROOT / "memplan" / "ops" / "tables" / "cuda_kernels.json"
+KERNELS = Path(__file__).parents[2] / "memplan" / "ops" / "tables" / "cuda_kernels.json"
 CUDA = "CUDAExecutionProvider"
 SOURCES = (
     "the real CUDA provider over a stub of the CUDA runtime, without a GPU "
@@ -79,62 +70,52 @@ def _run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> tuple[list, in
     return results, counting.requests, counting.peak_bytes - base
 
 
-def _looked() -> Iterator[tuple[Case, dict]]:
-    """Every case, with what it showed: nothing where it does not run."""
-    for case in all_cases():
-        if case.op in ("If", "Loop", "Scan", "Shape", "Size") or "nchwc" in case.domain:
-            continue  # bodies, what runs on the host, and what the CPU's optimizer alone makes
-        try:
-            model, feeds, _, _ = around(case, bare=True)
-            results, _, peak = _run(model, feeds)
-            held = [np.asarray(value).nbytes for value in results]
-            shares, pairs = sharing(case, lambda *run: _run(*run)[1], sum(n > 0 for n in held))
-        except OnCpuError:
-            yield case, {"on_cpu": True}
-        except Exception:  # not with the stub, or not with these types
-            continue
-        else:
-            scratch = max(peak - sum(v.nbytes for v in feeds.values()) - sum(held), 0)
-            found = {"inputs": case.specs, "outputs": specs(results), "pairs": pairs}
-            yield case, {**found, "shares": shares, "scratch": scratch}
+def look(case: Case) -> dict | None:
+    """What a case showed: nothing where it does not run."""
+    if case.op in ("If", "Loop", "Scan", "Shape", "Size") or "nchwc" in case.domain:
+        return None  # bodies, what runs on the host, and what the CPU's optimizer alone makes
+    try:
+        model, feeds, _, _ = around(case, bare=True)
+        results, _, peak = _run(model, feeds)
+        held = [np.asarray(value).nbytes for value in results]
+        shares, pairs = sharing(case, lambda *run: _run(*run)[1], sum(n > 0 for n in held))
+    except OnCpuError:
+        return {"on_cpu": True}
+    except Exception:  # not with the stub, or not with these types
+        return None
+    scratch = max(peak - sum(v.nbytes for v in feeds.values()) - sum(held), 0)
+    found = {"inputs": case.specs, "outputs": specs(results), "pairs": pairs}
+    return {**found, "shares": shares, "scratch": scratch}
 
 
-def _memory() -> dict:
-    found = list(_looked())
+def _memory(cases: list[Case], results: dict[int, dict]) -> dict:
     # Of others the catalogue has not the types or attributes.
     registered = json.loads(KERNELS.read_text())["kernels"]
-    missing = {case.key for case, result in found if "on_cpu" in result} - set(registered)
-    table = memory_table("cuda", SOURCES[0], found, missing, LIBRARY)
+    on_cpu = {cases[index].key for index, result in results.items() if "on_cpu" in result}
+    table = memory_table("cuda", SOURCES[0], cases, results, on_cpu - set(registered), LIBRARY)
     table["no_scratch"] = sorted({*table["no_scratch"], ":Shape", ":Size"})
     return table
 
 
-def main() -> int:
-    """Build the stub, and look in a child that runs on it: the loader looks for libraries when a
-    process starts."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--kernels", action="store_true", help="which there are")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if not options.child:
-        sys.path.insert(0, str(ROOT))
-        from tests.helpers import cuda_stub as stub
+def _registry() -> Look:
+    from onnxruntime.capi import _pybind_state as state
 
-        with tempfile.TemporaryDirectory() as folder:
-            environment = {**os.environ, "LD_LIBRARY_PATH": str(stub.build(Path(folder)))}
-            command = [sys.executable, *sys.argv, "--child"]
-            return subprocess.run(command, env=environment).returncode
-    if options.kernels:
-        import onnxruntime.capi._pybind_state as state
-
-        own = [each for each in state.get_all_opkernel_def() if each.provider == CUDA]
-        found = kernel_table("cuda", SOURCES[1], kernels(own), host_slots(CUDA, {}))
-    else:
-        found = _memory()
-    options.out.write_text(render(found))
-    return 0
+    own = [each for each in state.get_all_opkernel_def() if each.provider == CUDA]
+    return kernel_look((CUDA, {}), own)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _kernels(cases: list[Case], results: dict[int, dict]) -> dict:
+    return kernel_table("cuda", SOURCES[1], cases, results)
+
+
+def _over_stub(folder: Path) -> Mapping[str, str]:
+    """The loader looks for libraries when a process starts."""
+    from tests.helpers import cuda_stub
+
+    return {"LD_LIBRARY_PATH": str(cuda_stub.build(folder))}
+
+
+PROBES = {
+    "cuda": Probe(all_cases, lambda: look, _memory, _over_stub),
+    "cuda_kernels": Probe(kernel_cases, _registry, _kernels, _over_stub),
+}

@@ -8,7 +8,6 @@ the host are seen in what a session makes of a one-op model: a kernel that wants
 a MemcpyToHost in front of it, and what reads an output that lies there is moved to the CPU.
 """
 
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import onnx
 from cases import Case, Const, all_cases, around, cases_of, model_of, node_of
+from children import Look
 from onnx import helper
 from table import head, scratch_row
 
@@ -76,23 +76,24 @@ def sharing(
 def memory_table(
     provider: str,
     source: str,
-    found: Iterable[tuple[Case, dict]],
+    cases: list[Case],
+    results: Mapping[int, dict],
     no_kernel: Iterable[str],
     unseen: frozenset[str] = frozenset(),
 ) -> dict:
     """The table of the cases that ran; ``unseen``: operators whose scratch was not seen."""
-    ran = [(case, result) for case, result in found if "scratch" in result]
+    ran = [(cases[k], result) for k, result in sorted(results.items()) if "scratch" in result]
     keys = {case.key for case, _ in ran}
     alias = {case.key for case, result in ran if result["shares"]}
+    owning = [(case, result) for case, result in ran if case.key not in alias]
     pairs = defaultdict[str, set](set)
-    for case, result in ran:
-        if not result["shares"]:
-            pairs[case.key] |= {tuple(pair) for pair in result["pairs"]}
+    for case, result in owning:
+        pairs[case.key] |= {tuple(pair) for pair in result["pairs"]}
     inplace = {k: sorted(map(list, v)) for k, v in sorted(pairs.items()) if v}
     rows = [
         scratch_row(case, result, 1, result["scratch"])
-        for case, result in ran
-        if result["scratch"] and not result["shares"]
+        for case, result in owning
+        if result["scratch"]
     ]
     return {
         **head(provider, source),
@@ -165,22 +166,32 @@ def _merge(rows: list[dict], types: dict) -> None:
     rows.append(dict(types))
 
 
-def host_slots(provider: str, settings: Mapping[str, str]) -> tuple[dict[str, list[int]], ...]:
-    """Operator key -> inputs, and outputs, that its kernel has on the host."""
+REGISTRY = Case("", "the provider's kernels", ())
+"""Stands among the cases of a table of kernels for what is asked once."""
+
+
+def kernel_cases() -> list[Case]:
+    """The catalogue, with a case in which an input that is mostly left out is on the host."""
     more = cases_of(["Pad"], "value", "[2,3,7] =int64[6]{0,0,1,2,0,0} =[]{1}")
-    found = defaultdict[str, set](set), defaultdict[str, set](set)
-    for case in (*all_cases(), *more):
+    return [REGISTRY, *all_cases(), *more]
+
+
+def kernel_look(own: tuple[str, dict[str, str]], definitions: Iterable[Any]) -> Look:
+    """Which of a case's inputs and outputs a kernel of ``own`` (the provider and its options) has
+    on the host; and which kernels the provider's ``definitions`` are."""
+
+    def look(case: Case) -> dict:
+        if case is REGISTRY:
+            return {"kernels": kernels(definitions)}
+        said = ""
         for computed in (True, False):
             try:
-                slots = _host_slots(case, computed, (provider, dict(settings)))
+                return {"slots": [sorted(each) for each in _host_slots(case, computed, own)]}
             except Exception as error:
-                if not computed:
-                    print(f"{case.key}/{case.label}: {str(error)[:150]}", file=sys.stderr)
-                continue
-            for by_key, each in zip(found, slots, strict=True):
-                by_key[case.key] |= each
-            break
-    return tuple({k: sorted(v) for k, v in sorted(by_key.items()) if v} for by_key in found)
+                said = str(error)[:150]
+        return {"error": said}
+
+    return look
 
 
 def _host_slots(
@@ -231,12 +242,19 @@ def _host_slots(
     )
 
 
-def kernel_table(provider: str, source: str, rows: dict, slots: tuple) -> dict:
+def kernel_table(
+    provider: str, source: str, cases: list[Case], results: Mapping[int, dict]
+) -> dict:
     """What was found, one line per operator."""
+    host = defaultdict[str, set](set), defaultdict[str, set](set)
+    for index, result in results.items():
+        for by_key, slots in zip(host, result.get("slots", ((), ())), strict=True):
+            by_key[cases[index].key] |= {*slots}
+    slots = [{k: sorted(v) for k, v in sorted(by_key.items()) if v} for by_key in host]
     return {
         **head(provider, source),
         "schema": "memplan.kernels/1",
         "host_inputs": slots[0],
         "host_outputs": slots[1],
-        "kernels": rows,
+        "kernels": results.get(0, {}).get("kernels", {}),
     }

@@ -1,6 +1,4 @@
-"""Which nodes ONNX Runtime's CPU provider cannot run in float16, bfloat16 or float64, as JSON.
-
-    python tools/probe_ort/float_types.py --out memplan/ops/tables/cpu_float_types.json
+"""Which nodes ONNX Runtime's CPU provider cannot run in float16, bfloat16 or float64.
 
 Every case of the catalogue that runs in float32 is tried with its float32 tensors in the other
 type. Some nodes are refused when a session opens (``open``); others have a kernel that is only then
@@ -9,18 +7,17 @@ operator fails, the values of its attributes tell which: a row is ``[attribute, 
 ``["", "", when]`` where all cases fail.
 """
 
-import argparse
 import sys
 from collections import defaultdict
+from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import numpy as np
-import onnx
 import onnxruntime as ort
-from cases import Case, Const, all_cases, model_of, node_of
+from cases import Case, Const, In, Input, all_cases, around
+from children import Probe
 from onnx import TensorProto, helper
-from table import head, render
+from table import head
 
 LATER = 22
 """The opset in which most operators take bfloat16."""
@@ -31,40 +28,26 @@ TYPES = {
 }
 
 
-def in_type(
-    case: Case, code: int, opset: int, constants: bool
-) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """A model in which the case's float32 tensors have another element type, its ``constants``
-    too."""
-    nodes, names = [], []
-    feeds: dict[str, np.ndarray] = {}
-    weights: dict[str, np.ndarray] = {}
-    rng = np.random.default_rng(0)
-    for index, item in enumerate(case.inputs):
-        name = "" if item is None else f"i{index}"
-        names.append(name)
+def in_type(case: Case, code: int, opset: int, constants: bool) -> Case:
+    """The case whose float32 tensors have another element type, its ``constants`` too."""
+    dtype, rng = helper.tensor_dtype_to_np_dtype(code), np.random.default_rng(0)
+
+    def changed(item: Input) -> Input:
         if item is None:
-            continue
+            return None
         array = item.value if isinstance(item, Const) else item.sample(rng)
-        changed = array.dtype == np.float32
+        if array.dtype == np.float32 and (constants or isinstance(item, In)):
+            array = array.astype(dtype)
         if isinstance(item, Const):
-            wide = changed and constants
-            dtype = helper.tensor_dtype_to_np_dtype(code) if wide else array.dtype
-            weights[name] = array.astype(dtype)
-            continue
-        feeds[f"x{index}"] = array
-        cast = {"to": code} if changed else {}
-        nodes.append(
-            helper.make_node("Cast" if changed else "Identity", [f"x{index}"], [name], **cast)
-        )
-    changed = {
-        name: code
+            return Const(array)
+        return In(array.dtype.name, array.shape, array)
+
+    attributes = {
+        name: code if name in ("to", "dtype") and value == TensorProto.FLOAT else value
         for name, value in case.attributes.items()
-        if name in ("to", "dtype") and value == TensorProto.FLOAT
     }
-    nodes.append(node_of(case, names, **changed))
-    results = [f"y{k}" for k in case.slots]
-    return model_of(case, nodes, feeds, weights, results, opset), feeds
+    inputs = [changed(item) for item in case.inputs]
+    return replace(case, inputs=inputs, attributes=attributes, opset=opset)
 
 
 def outcome(case: Case, code: int) -> tuple[str | None, str]:
@@ -72,13 +55,14 @@ def outcome(case: Case, code: int) -> tuple[str | None, str]:
     not take the type, in this opset and in a later one."""
     words = ""
     for opset, constants in product(dict.fromkeys((case.opset, LATER)), (True, False)):
-        when, words = _tried(*in_type(case, code, opset, constants))
+        when, words = _tried(in_type(case, code, opset, constants))
         if when is not None:
             return when, words
     return None, words
 
 
-def _tried(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> tuple[str | None, str]:
+def _tried(case: Case) -> tuple[str | None, str]:
+    model, feeds, _, _ = around(case, bare=True)
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
@@ -91,12 +75,17 @@ def _tried(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> tuple[str | 
         text = " ".join(str(error).split())[:200]
         return "open" if "NOT_IMPLEMENTED" in text else None, text
     try:
-        session.run_with_ort_values(
-            None, {k: ort.OrtValue.ortvalue_from_numpy(v) for k, v in feeds.items()}
-        )
+        session.run_with_ort_values(None, {name: _fed(value) for name, value in feeds.items()})
     except Exception as error:
         return "run", " ".join(str(error).split())[:200]
     return "", ""
+
+
+def _fed(value: np.ndarray) -> ort.OrtValue:
+    code = helper.np_dtype_to_tensor_dtype(value.dtype)
+    if code != TensorProto.BFLOAT16:
+        return ort.OrtValue.ortvalue_from_numpy(value)
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(value.view(np.uint16), code)
 
 
 def _is_float(case: Case) -> bool:
@@ -110,22 +99,25 @@ def _is_float(case: Case) -> bool:
     return False
 
 
-def measured(verbose: bool) -> dict[str, dict[str, list[list[str]]]]:
+def look(case: Case) -> dict | None:
+    """When the case fails in each type; None where it does not run in float32."""
+    if not _is_float(case) or "nchwc" in case.domain or outcome(case, TensorProto.FLOAT)[0] != "":
+        return None
+    found = {name: outcome(case, code) for name, code in TYPES.items()}
+    notes = [f"{name}: {when}: {words}" for name, (when, words) in found.items() if when]
+    return {**{name: when for name, (when, _) in found.items()}, "notes": notes}
+
+
+def _table(cases: list[Case], results: dict[int, dict]) -> dict:
     """Type → operator key → rows."""
-    found: dict[str, dict[str, list[list[str]]]] = {}
-    cases = [case for case in all_cases() if _is_float(case) and "nchwc" not in case.domain]
-    cases = [case for case in cases if outcome(case, TensorProto.FLOAT)[0] == ""]
-    for name, code in TYPES.items():
+    found: dict[str, object] = {**head("cpu"), "schema": "memplan.float-types/1"}
+    for name in TYPES:
         by_key: dict[str, list[tuple[Case, str]]] = defaultdict(list)
-        for case in cases:
-            when, words = outcome(case, code)
-            if when and verbose:
-                print(f"{name} {case.key}/{case.label}: {when}: {words}", file=sys.stderr)
-            if when is not None:
-                by_key[case.key].append((case, when))
-        found[name] = {
-            key: rows for key, all_of in sorted(by_key.items()) if (rows := _rows(all_of))
-        }
+        for index, result in sorted(results.items()):
+            if result.get(name) is not None:
+                by_key[cases[index].key].append((cases[index], result[name]))
+        rows = {key: _rows(tried) for key, tried in sorted(by_key.items())}
+        found[name] = {key: each for key, each in rows.items() if each}
     return found
 
 
@@ -139,7 +131,7 @@ def _rows(tried: list[tuple[Case, str]]) -> list[list[str]]:
     for attribute in sorted({name for case, _ in tried for name in case.attributes}):
         by_value: dict[str, set[str]] = defaultdict(set)
         for case, when in tried:
-            by_value[_text(case.attributes.get(attribute, ""))].add(when)
+            by_value[str(case.attributes.get(attribute, ""))].add(when)
         if all(len(seen) == 1 for seen in by_value.values()):
             return [
                 [attribute, value, when]
@@ -152,24 +144,4 @@ def _rows(tried: list[tuple[Case, str]]) -> list[list[str]]:
     return []
 
 
-def _text(value: object) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def main() -> int:
-    """Measure and write the table."""
-    arguments = argparse.ArgumentParser(prog="float_types", description=__doc__.splitlines()[0])
-    arguments.add_argument("--out", type=Path, help="table to write (default: standard output)")
-    arguments.add_argument("--verbose", action="store_true", help="the runtime's words")
-    options = arguments.parse_args()
-    first = {**head("cpu"), "schema": "memplan.float-types/1"}
-    text = render({**first, **measured(options.verbose)})
-    if options.out:
-        options.out.write_text(text, encoding="utf-8")
-    else:
-        sys.stdout.write(text)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+PROBES = {"cpu_float_types": Probe(all_cases, lambda: look, _table)}

@@ -6,17 +6,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("memshim.c")
 LIMIT = 1 << 16
 
 
 class ShimError(RuntimeError):
     """The shim cannot be compiled or is not loaded."""
-
-
-def compile_shim(folder: Path) -> Path:
-    """Compile the shim into `folder` and return the shared library's path."""
-    return compiled(SOURCE.name, folder / "memshim.so")
 
 
 def compiled(source: str, library: Path) -> Path:
@@ -29,7 +23,7 @@ def compiled(source: str, library: Path) -> Path:
             "the probe needs a C compiler for its allocation counter: none of cc, gcc and clang "
             "is on PATH and CC is not set"
         )
-    path = SOURCE.with_name(source)
+    path = Path(__file__).with_name(source)
     command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(path), "-lpthread"]
     try:
         done = subprocess.run([*command, "-ldl"], capture_output=True, text=True)

@@ -100,6 +100,18 @@ def table(cases: list[Case], results: dict[int, dict]) -> dict:
     }
 
 
+def kept(before: dict, after: dict) -> dict:
+    """The table as it was, where only the runtime is another, which it names beside its own."""
+    apart = ("runtime", "same_on")
+    if {k: v for k, v in before.items() if k not in apart} != {
+        k: v for k, v in after.items() if k != "runtime"
+    }:
+        return after
+    same_on = sorted({*before.get("same_on", ()), after["runtime"]} - {before["runtime"]})
+    first = {key: before[key] for key in ("schema", "runtime")}
+    return {**first, **({"same_on": same_on} if same_on else {}), **after, **first}
+
+
 def render(content: dict) -> str:
     """JSON with one line per table entry, so that a changed runtime gives a readable diff."""
     parts = []

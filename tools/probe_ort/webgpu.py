@@ -1,19 +1,17 @@
 """ONNX Runtime's WebGPU provider: its kernels, what they do with memory, and where they fail.
 
-    python tools/probe_ort/webgpu.py --out memplan/ops/tables
-
-Writes ``webgpu_kernels.json`` and ``webgpu.json``. Runs on any adapter; buffers are counted through
+Runs on any adapter; buffers are counted through
 Vulkan (vulkan_count.c), with the provider's own cache of them turned off. Every case of the
 catalogue is run there and on the CPU: one that fails, or whose result differs, is listed with what
 sets it apart from those that do not. A case that ends the process is skipped by the next one.
 """
 
-import argparse
 import ctypes
+import json
 import os
 import sys
-import tempfile
 from collections import defaultdict
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,21 +19,20 @@ from typing import Any
 import numpy as np
 import onnx
 from cases import Case, all_cases, around, specs
-from children import DIED, tell, told
+from children import DIED, Look, Probe
 from device import (
     CPU,
-    host_slots,
+    kernel_cases,
+    kernel_look,
     kernel_table,
-    kernels,
     memory_table,
     providers_of,
     session,
     sharing,
 )
 from shim import compiled
-from table import render
 
-HERE = Path(__file__).resolve().parent
+KERNELS = Path(__file__).parents[2] / "memplan" / "ops" / "tables" / "webgpu_kernels.json"
 OWN = "WebGpuExecutionProvider"
 SETTINGS = {"preferredLayout": "NCHW", "storageBufferCacheMode": "disabled"}
 SOURCE = (
@@ -93,20 +90,30 @@ def _near(one: object, other: object) -> bool:
     return not far.any()
 
 
-def _child(first: int) -> int:
-    import onnxruntime as ort
-    import onnxruntime_ep_webgpu as plugin
-
-    ort.register_execution_provider_library("webgpu", plugin.get_library_path())
+def _opened() -> Look:
+    _register()
     counter = ctypes.CDLL("libvulkan.so.1")
 
-    def looked(case: object) -> dict | None:
+    def looked(case: Case) -> dict | None:
         with suppress(Exception):  # the CPU refuses the case as well
             return look(case, counter)
         return None
 
-    tell([(k, case) for k, case in enumerate(all_cases()) if k >= first], looked)
-    os._exit(0)  # the provider's threads may outlive the interpreter, and then end it
+    return looked
+
+
+def _register() -> None:
+    import onnxruntime as ort
+    import onnxruntime_ep_webgpu as plugin
+
+    ort.register_execution_provider_library("webgpu", plugin.get_library_path())
+
+
+def _registry() -> Look:
+    from onnxruntime.capi import _pybind_state as state
+
+    _register()
+    return kernel_look((OWN, SETTINGS), state.get_registered_ep_kernel_defs(OWN))
 
 
 def _call(case: object, result: dict) -> list[str]:
@@ -145,46 +152,26 @@ def fault_rows(cases: list, results: dict[int, dict]) -> dict[str, list]:
     return found
 
 
-def main() -> int:
-    """Look at every case in children that end early now and then; write both tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.child is not None:
-        return _child(options.child)
-    sys.path.insert(0, str(HERE.parents[1]))
-    import onnxruntime as ort
-    import onnxruntime_ep_webgpu as plugin
-    from onnxruntime.capi import _pybind_state as state
-
-    cases = all_cases()
-    with tempfile.TemporaryDirectory() as folder:
-        compiled("vulkan_count.c", Path(folder) / "libvulkan.so.1")
-        path = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}"
-        environment = {**os.environ, "MEMPLAN_VULKAN": loader(), "LD_LIBRARY_PATH": path}
-        results = told([__file__, "--out", ".", "--child"], environment)
+def _memory(cases: list[Case], results: dict[int, dict]) -> dict:
     for index, result in results.items():
         if DIED in result:
             known = {"inputs": cases[index].specs, "outputs": [[1, []]]}
             results[index] = {**known, "said": "it ends the process"}
-    ort.register_execution_provider_library("webgpu", plugin.get_library_path())
-    registry = state.get_registered_ep_kernel_defs(OWN)
-    known = {f"{kernel.domain}:{kernel.op_name}" for kernel in registry}
-    missing = {case.key for case in cases} - known
-    shared = {cases[index].key for index, result in results.items() if result.get("shares")}
-    found = [
-        (cases[index], {**result, "shares": cases[index].key in shared})
-        for index, result in sorted(results.items())
-    ]
-    table = memory_table("webgpu", SOURCE, found, missing)
-    table["faults"] = fault_rows(cases, results)
-    (options.out / "webgpu.json").write_text(render(table))
-    slots = host_slots(OWN, SETTINGS)
-    found = kernel_table("webgpu", SOURCE, kernels(registry), slots)
-    (options.out / "webgpu_kernels.json").write_text(render(found))
-    sys.stdout.flush()
-    os._exit(0)
+    registered = json.loads(KERNELS.read_text())["kernels"]
+    missing = {case.key for case in cases} - set(registered)
+    table = memory_table("webgpu", SOURCE, cases, results, missing)
+    return {**table, "faults": fault_rows(cases, results)}
+
+
+def _kernels(cases: list[Case], results: dict[int, dict]) -> dict:
+    return kernel_table("webgpu", SOURCE, cases, results)
+
+
+def _counted(folder: Path) -> Mapping[str, str]:
+    """A Vulkan that counts, in front of the real one."""
+    compiled("vulkan_count.c", folder / "libvulkan.so.1")
+    path = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}"
+    return {"MEMPLAN_VULKAN": loader(), "LD_LIBRARY_PATH": path}
 
 
 def loader() -> str:
@@ -194,5 +181,7 @@ def loader() -> str:
     return next(line.split()[-1] for line in maps if "libvulkan.so" in line)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+PROBES = {
+    "webgpu": Probe(all_cases, _opened, _memory, _counted),
+    "webgpu_kernels": Probe(kernel_cases, _registry, _kernels),
+}

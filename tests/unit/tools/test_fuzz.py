@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,9 +21,6 @@ from google.protobuf.message import DecodeError
 
 from helpers.models import ROOT
 from helpers.processes import HANG_SECONDS
-from memplan.autodiff.emit import gradient_registry
-from memplan.autodiff.emit.context import Context
-from memplan.autodiff.emit.gradient_registry import Gradients
 from memplan.autodiff.emit.operations import Operations
 from memplan.equivalence.prove import Equivalence
 
@@ -87,8 +83,8 @@ def test_what_dies_and_what_has_no_end_is_told(fuzz: Any, tmp_path: Path) -> Non
         return fuzz.ended.Ended({"exit 0": 1}, "a bug" if number == 2 else "")
 
     options = argparse.Namespace(keep=tmp_path, command="analyze", seed=1)
-    found = [fuzz.outcome(examine, number, 1.0, options).place for number in range(4)]
-    assert found == ["died (15)", "no end in time", "a bug", ""]
+    found = [fuzz.outcome(examine, number, 1.0, options).ended.place for number in range(4)]
+    assert found == ["died (-15)", "no end in time", "a bug", ""]
     assert (tmp_path / "analyze-1-2" / "found.txt").exists()
 
 
@@ -147,52 +143,11 @@ def _flag_turned(self: Operations, value: Any, flag: int) -> tuple[Any, int]:
     return value, flag
 
 
-def _from_this_end(ctx: Context) -> Gradients:
-    return (ctx.op("CumSum", ctx.dy, ctx.inputs[1], reverse=ctx.attribute("reverse", 0)),)
-
-
-def _to_both(ctx: Context) -> Gradients:
-    return [ctx.dy for _ in ctx.inputs]
-
-
-def _of_one_factor(ctx: Context) -> Gradients:
-    a, b = ctx.tensors
-    return (ctx.dy * b, None if a == b else ctx.dy * a)
-
-
-def _of_a_matrix(ctx: Context) -> Gradients:
-    order = list(range(ctx.y.rank))[::-1]
-    return (ctx.transpose(ctx.whole(), order),)
-
-
-PLANTED: dict[str, Callable[[Context], Gradients]] = {
-    "CumSum": _from_this_end,
-    "Max": _to_both,
-    "Mul": _of_one_factor,
-    "Transpose": _of_a_matrix,
-}
-"""Wrong rules by operator."""
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("op", PLANTED)
-def test_a_wrong_rule_is_found(op: str, fuzz: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = gradient_registry._ENTRIES["", op]
-    monkeypatch.setitem(gradient_registry._ENTRIES, ("", op), replace(known, rule=PLANTED[op]))
-    _is_found(fuzz, op, op.lower())
-
-
 @pytest.mark.nightly
 def test_a_transpose_that_is_none_is_found(fuzz: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a graph that few would think of; wrong rules: ort/test_gradient_check.py."""
     monkeypatch.setattr(Operations, "_untransposed", _flag_turned)
-    _is_found(fuzz, "Transpose", "gemm")
-
-
-def _is_found(fuzz: Any, op: str, module: str) -> None:
-    for number in range(40):
-        ended = fuzz.values.examined(SEED, number, (module,))
-        if ended.place:
-            assert ended.place.partition(":")[0] in ("wrong", "wrong node", "does not run")
-            assert op in ended.place
-            return
-    pytest.fail("a wrong rule is not found")
+    ended = (fuzz.values.examined(SEED, number, ("gemm",)) for number in range(40))
+    place = next(each.place for each in ended if each.place)
+    assert place.partition(":")[0] in ("wrong", "wrong node")
+    assert "Transpose" in place

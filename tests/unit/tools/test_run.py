@@ -95,27 +95,19 @@ def test_what_is_killed_and_what_survives(tmp_path: Path, monkeypatch: pytest.Mo
 # --- The probe ------------------------------------------------------------------------------------
 
 
-def test_a_new_runtime_is_told_by_what_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_the_same_on_a_new_runtime_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tools" / "probe_ort"))
-    tool = load("probe_ort/changes.py", monkeypatch)
-    table, other = (json.loads((TABLES / "cpu.json").read_text()) for _ in range(2))
-    assert not list(tool.changes("cpu.json", table, other))
-    other["alias"][":Relu"] = [[0, 0]]
-    del other["inplace"][":Relu"]
-    other["not_inplace"].remove(":Abs")
-    row = other["scratch"][3]
-    row["scratch_bytes"] += 64
-    told = list(tool.changes("cpu.json", table, other))
-    assert len(told) == 5
-    assert "cpu.json: + alias: :Relu: [[0, 0]]" in told
-    assert "cpu.json: - inplace: :Relu: [[0, 0]]" in told
-    assert 'cpu.json: - not_inplace: ":Abs"' in told
-    assert any(
-        line.startswith("cpu.json: + ") and f": {row['scratch_bytes']}}}" in line for line in told
-    )
-    added = tool.same_on(table, "onnxruntime 9.9")
-    assert not list(tool.changes("cpu.json", table, added))
-    assert added["same_on"][-1] == "onnxruntime 9.9"
+    tool = load("probe_ort/table.py", monkeypatch)
+    text = (TABLES / "cpu.json").read_text()
+    before = json.loads(text)
+    after = {key: value for key, value in before.items() if key != "same_on"}
+    assert tool.render(tool.kept(before, after)) == text
+    after["runtime"] = "onnxruntime 9.9"
+    found = tool.kept(before, after)
+    assert found.pop("same_on") == [*before.pop("same_on"), "onnxruntime 9.9"]
+    assert list(found.items()) == list(before.items())
+    after["alias"] = {**after["alias"], ":Relu": [[0, 0]]}
+    assert tool.kept(before, after) is after
 
 
 def test_a_case_that_ends_its_process_is_told(

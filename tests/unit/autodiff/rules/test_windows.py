@@ -94,12 +94,6 @@ def test_pools_of_symbolic_sizes(op: str, dims: tuple[str | int, ...]) -> None:
     check(symbolic(single(op, draw((2, 2, 6, 7)), **window), *dims))
 
 
-@pytest.mark.parametrize("padded", [0, 1])
-def test_means_of_windows_that_reach_beyond_the_image(padded: int) -> None:
-    window = {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [1, 0, 1, 1]}
-    check(single("AveragePool", draw((1, 2, 5, 6)), count_include_pad=padded, **window))
-
-
 @pytest.mark.parametrize("dims", [("N", 4, 3, 2), ("N", 4, "H", "W")])
 @pytest.mark.parametrize(
     "op", ["BatchNormalization", "InstanceNormalization", "GroupNormalization"]

@@ -1,10 +1,14 @@
-"""What a child does with one case: the runs that separate alias, in-place and scratch."""
+"""The CPU's kernels: the runs of a case that separate alias, in-place and scratch."""
+
+from functools import partial
 
 import numpy as np
-from cases import Case, In, specs
+from cases import Case, In, all_cases, specs
+from children import Look, Probe
 from measure import ProbeError, has_kernel, read
 from onnx import helper
-from shim import Trace
+from shim import Trace, compiled
+from table import table
 
 THREADS = (1, 2, 4)
 
@@ -37,7 +41,7 @@ def _error(error: Exception) -> dict:
     return {"missing" if missing else "error": text[:300]}
 
 
-def measure_case(case: Case, trace: Trace) -> dict:
+def measure_case(trace: Trace, case: Case) -> dict:
     """All readings of one case as a JSON-able dict; "missing" when the op has no kernel."""
     try:
         return _measure(case, trace)
@@ -73,3 +77,17 @@ def _measure(case: Case, trace: Trace) -> dict:
             if k not in {a[0] for a in alias}
         ],
     }
+
+
+def _opened() -> Look:
+    return partial(measure_case, Trace())
+
+
+PROBES = {
+    "cpu": Probe(
+        all_cases,
+        _opened,
+        table,
+        lambda folder: {"LD_PRELOAD": str(compiled("memshim.c", folder / "memshim.so"))},
+    )
+}

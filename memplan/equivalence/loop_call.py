@@ -11,6 +11,7 @@ import onnx
 
 from memplan.equivalence.normal_forms import Applied
 from memplan.equivalence.terms import ABSENT, UNKNOWN, Fact, Terms
+from memplan.shapes.fold import whole_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,7 @@ class Call:
         if self.read(slot) == ABSENT:
             given = self.attributes.get(attribute)
             return None if given is None else [int(v) for v in np.atleast_1d(given)]
-        value = self.terms.value(self.read(slot))
-        return None if value is None else [int(v) for v in np.asarray(value).reshape(-1)]
+        return whole_numbers(self.terms.value(self.read(slot)))
 
 
 def attributes_of(applied: Applied) -> Mapping[str, Any]:

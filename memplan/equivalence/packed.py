@@ -16,6 +16,7 @@ import onnx
 from memplan.equivalence.loop_call import Call, attributes_of
 from memplan.equivalence.normal_forms import Applied, Converted, Output, View
 from memplan.equivalence.terms import ABSENT, Terms
+from memplan.shapes.fold import whole_numbers
 
 _T = onnx.TensorProto
 _BITS, _TOP = 8, 128
@@ -102,10 +103,10 @@ class _Columns:
 
     def _rows(self, made: Applied, slot: int, depth: int) -> Bytes | None:
         """Some of the rows."""
-        whole, sizes = self.of(made.reads[0], depth), self.terms.value((*made.reads, ABSENT)[1])
-        if whole is None or sizes is None or not whole.ndim or attributes_of(made).get("axis", 0):
+        whole = self.of(made.reads[0], depth)
+        counts = whole_numbers(self.terms.value((*made.reads, ABSENT)[1]))
+        if whole is None or counts is None or not whole.ndim or attributes_of(made).get("axis", 0):
             return None
-        counts = [int(size) for size in sizes.reshape(-1)]
         if sum(counts) != len(whole) or min(counts, default=0) < 0 or slot >= len(counts):
             return None
         return whole[sum(counts[:slot]) : sum(counts[: slot + 1])]

@@ -33,6 +33,7 @@ from memplan.equivalence.normal_forms import (
 from memplan.equivalence.rewrite_rules import same_as, view, view_root
 from memplan.equivalence.terms import ABSENT, UNKNOWN, Terms, plain_attributes
 from memplan.proto.loop_node import body_of, loop_layout
+from memplan.shapes.fold import whole_numbers
 
 _FLOAT = onnx.TensorProto.FLOAT
 _END = 2**31 - 1
@@ -222,8 +223,7 @@ class Steps:
 
 
 def _ints(terms: Terms, term: int) -> list[int] | None:
-    value = terms.value(term)
-    return None if value is None else [int(v) for v in value.reshape(-1)]
+    return whole_numbers(terms.value(term))
 
 
 def _attribute(name: str, value: int) -> tuple[str, str]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from memplan.ir.graph import ABSENT, Graph, Node
 from memplan.proto.elements import tensor_bytes
+from memplan.shapes.fold import whole_numbers
 
 # onnx.TensorProto element types that formulas tell apart.
 FLOAT, INT32, INT64, BOOL, FLOAT16 = 1, 6, 7, 9, 10
@@ -124,8 +125,7 @@ def in_graph(
     """
 
     def contents(slot: int) -> list[int] | None:
-        value = (values or {}).get(graph.tensors[node.inputs[slot]].name)
-        return None if value is None else [int(v) for v in value.reshape(-1)]
+        return whole_numbers((values or {}).get(graph.tensors[node.inputs[slot]].name))
 
     inputs = [graph.tensors[t] if t != ABSENT else None for t in node.inputs]
     outputs = [graph.tensors[t] if t != ABSENT else None for t in node.outputs]

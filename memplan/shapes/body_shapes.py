@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import onnx
 
 from memplan.proto.edit import copied
 from memplan.proto.loop_node import LOOP_FIXED, MOST_TRIPS, LoopLayout, layout_of
 from memplan.proto.nodes import free_names, operator_key
-from memplan.shapes.fold import small_constant
+from memplan.shapes.fold import small_constant, whole_numbers
 from memplan.shapes.infer import infer, stated_types
 from memplan.shapes.shape_checks import require_possible_body
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types
@@ -147,10 +146,10 @@ def _trips(model: onnx.ModelProto, node: onnx.NodeProto, types: Types) -> int | 
     if node.op_type == "If":
         return 1
     if node.op_type == "Loop":
-        count = small_constant(model.graph, node.input[0])
-        if count is None or not np.asarray(count).size:
+        count = whole_numbers(small_constant(model.graph, node.input[0]))
+        if not count:
             return None
-        trips = max(int(np.asarray(count).reshape(-1)[0]), 0)
+        trips = max(count[0], 0)
         return trips if trips <= MOST_TRIPS else None
     layout = layout_of(node)
     if node.op_type == "Scan" and layout.sequences:

@@ -62,6 +62,13 @@ def small_constant(graph: onnx.GraphProto, name: str) -> Array | None:
     return None
 
 
+def whole_numbers(value: Array | None) -> list[int] | None:
+    """The elements of a constant that is read as sizes, axes or indices; None where it is not known
+    or holds other than integers or flags, which nothing but a run refuses."""
+    known = value is not None and value.dtype.kind in "iub"
+    return [int(n) for n in value.reshape(-1)] if known and value is not None else None
+
+
 def constant_value(attribute: onnx.AttributeProto) -> Array | None:
     """What a ``Constant`` holds; None if it is large, elsewhere, sparse or text."""
     if attribute.name == "value":

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
 import onnx
 from onnx import helper
 
 from memplan.passes.loops.call import LoopCall, State, Values
 from memplan.proto.loop_node import Slices
+from memplan.shapes.fold import whole_numbers
 from memplan.shapes.tensor_type import Dim
 
 T = TypeVar("T")
@@ -69,25 +69,15 @@ def _reverses(node: onnx.NodeProto, axis: int, steps: int, values: Values) -> bo
     """Whether a node gives its input's slices along ``axis`` from last to first."""
     if node.op_type == "Gather":
         along = next((a.i for a in node.attribute if a.name == "axis"), 0)
-        order = _integers(values, node.input[1])
+        order = whole_numbers(values.get(node.input[1]))
         count = len(order or ())
         return along == axis and count == steps and order == list(range(count))[::-1]
     if node.op_type != "Slice" or len(node.input) < 5:
         return False
-    starts, ends, axes, strides = (_integers(values, name) for name in node.input[1:5])
-    return (
-        axes == [axis]
-        and strides == [-1]
-        and starts is not None
-        and (starts[0] == -1 or starts[0] >= steps - 1)
-        and ends is not None
-        and ends[0] < -steps
-    )
-
-
-def _integers(values: Values, name: str) -> list[int] | None:
-    found = values.get(name)
-    return None if found is None else [int(n) for n in np.asarray(found).reshape(-1)]
+    starts, ends, axes, strides = (whole_numbers(values.get(name)) for name in node.input[1:5])
+    if not starts or not ends or axes != [axis] or strides != [-1]:
+        return False
+    return (starts[0] == -1 or starts[0] >= steps - 1) and ends[0] < -steps
 
 
 def shifted_state(
@@ -118,11 +108,11 @@ def _all_but_last(name: str, shift: Shift, steps: int, makers: Makers, values: V
     maker = makers.get(name)
     if maker is None or maker.op_type != "Slice" or maker.input[0] != shift.after.name:
         return False
-    given = [_integers(values, each) for each in maker.input[1:]]
+    given = [whole_numbers(values.get(each)) for each in maker.input[1:]]
     if len(given) < 3 or given[2] != shift.axes or (len(given) > 3 and given[3] != [1]):
         return False
     starts, ends = given[:2]
-    if starts != shift.bounds[0] or ends is None:
+    if starts != shift.bounds[0] or not ends:
         return False
     if shift.after.reversed_:
         return ends[0] >= steps
@@ -136,7 +126,7 @@ def _with_axis(name: str, initial: str, shift: Shift, makers: Makers, values: Va
         and maker.op_type == "Unsqueeze"
         and maker.input[0] == initial
         and len(maker.input) > 1
-        and _integers(values, maker.input[1]) == shift.axes
+        and whole_numbers(values.get(maker.input[1])) == shift.axes
     )
 
 

@@ -2,6 +2,7 @@
 
 import tracemalloc
 
+import numpy as np
 import onnx
 import pytest
 
@@ -10,6 +11,7 @@ from helpers.graphs import parse
 from memplan.proto import native
 from memplan.shapes.complete import value_types
 from memplan.shapes.dims import bind_dims
+from memplan.shapes.fold import whole_numbers
 from memplan.shapes.infer import infer, stated_types
 
 COMPUTED = """
@@ -102,3 +104,11 @@ def test_a_chain_of_fused_nodes_is_followed_however_deep_it_is() -> None:
     types, bounded = value_types(parse(text))
     assert not bounded
     assert {types[f"r{k}"].shape for k in range(depth)} == {(4, 4)}
+
+
+def test_sizes_and_indices_are_whole_numbers_or_not_known() -> None:
+    """A file may state others, and only a run refuses them."""
+    assert whole_numbers(np.asarray([[1], [-2]])) == [1, -2]
+    for other in ([float("nan")], [float("inf")], [1.0], ["text"]):
+        assert whole_numbers(np.asarray(other)) is None
+    assert whole_numbers(None) is None

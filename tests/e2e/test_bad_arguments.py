@@ -106,6 +106,7 @@ def test_no_arguments_show_the_commands(memplan: Memplan) -> None:
 
 TO = {
     "analyze": ("analyze", MODEL, "--format", "json"),
+    "profile": ("profile", MODEL),
     "rewrite": FULL,
     "validate": ("validate", MODEL, MODEL, "--format", "json"),
 }

@@ -13,11 +13,10 @@ from helpers import odd_models as odd
 from helpers.graphs import parse
 from helpers.models import SAMPLES
 from helpers.odd_models import WORKING, saved
-from helpers.refusals import assert_refused
 from helpers.running import Memplan
 from memplan.api.profiling import ProfileOptions
 from memplan.api.rewrite.rewriting import RewriteOptions, rewrite
-from memplan.errors import EXIT_MODEL, EXIT_USAGE
+from memplan.errors import EXIT_USAGE
 from memplan.units import parse_size
 
 MODEL, COSTS = "model.onnx", "costs.json"
@@ -137,23 +136,6 @@ def test_a_profile_is_saved_like_any_output(model: Path, tmp_path: Path) -> None
     with pytest.raises(library.MemplanError, match="exists"):
         found.save(tmp_path / COSTS)
     found.save(tmp_path / COSTS, force=True)
-
-
-def test_an_existing_file_stays_unless_forced(inside: Memplan, model: Path, tmp_path: Path) -> None:
-    (tmp_path / COSTS).write_text("mine")
-    done = inside("profile", MODEL, "-o", COSTS)
-    assert_refused(done, EXIT_USAGE, f"{COSTS} exists")
-    assert (tmp_path / COSTS).read_text() == "mine"
-    assert inside("profile", MODEL, *FAST, "-o", COSTS, "--force").returncode == 0
-    assert costs_of(tmp_path / COSTS)
-
-
-def test_a_bad_model_is_refused(inside: Memplan, tmp_path: Path) -> None:
-    (tmp_path / MODEL).write_bytes(b"no model")
-    done = inside("profile", MODEL, "-o", COSTS)
-    assert (done.returncode, done.stdout) == (EXIT_MODEL, "")
-    assert len(done.stderr.splitlines()) <= 2
-    assert not (tmp_path / COSTS).exists()
 
 
 # --- its costs in rewrite ------------------------------------------------------------------------

@@ -266,6 +266,14 @@ def test_a_symbolic_dimension_may_be_what_a_weight_has() -> None:
     assert dict(check.dims) == {"N": 4, "M": 29}
 
 
+def test_a_gradient_that_is_fed_may_have_a_size_that_no_input_has() -> None:
+    text = """g (float[N,3] x) => (float[M,1] y)
+        { s = Constant<value_ints = [-1, 1]>() t = Tanh(x) y = Reshape(t, s) }"""
+    made = memplan.gradients(parse(text), "y", "x", "dy")
+    found = runtime(made, {"x": np.zeros((2, 3), np.float32), "dy": np.ones((6, 1), np.float32)})
+    assert found["x_grad"].tolist() == [[1, 1, 1]] * 2
+
+
 def test_what_would_take_minutes_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradient_check, "_PATIENCE", -1)
     check = memplan.grad(network(), "loss").check

@@ -85,12 +85,6 @@ def test_functions_and_their_options_are_public_together() -> None:
     assert options.budget == memplan.parse_size("60%")
 
 
-def test_star_import_gives_all() -> None:
-    space: dict[str, object] = {}
-    exec("from memplan import *", space)
-    assert set(memplan.__all__) <= set(space)
-
-
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'memplan' has no attribute 'nothing'"):
         memplan.nothing  # noqa: B018
@@ -127,16 +121,6 @@ def test_the_version_is_the_distribution_s() -> None:
 def test_the_program_is_installed() -> None:
     (script,) = (e for e in entry_points(group="console_scripts") if e.name == "memplan")
     assert script.value == "memplan_cli.main:run"
-
-
-def test_every_command_has_a_module_with_a_command() -> None:
-    from memplan_cli.main import COMMANDS
-
-    folder = Path(import_module("memplan_cli").__file__ or "").parent
-    for name in COMMANDS:
-        module = name.replace("-", "_")
-        assert (folder / f"{module}.py").is_file()
-        assert import_module(f"memplan_cli.{module}").command.name == name
 
 
 def test_the_package_is_typed() -> None:

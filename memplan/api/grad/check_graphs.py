@@ -27,7 +27,7 @@ from memplan.runtime.archive import BFLOAT16
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.room import available_bytes
-from memplan.shapes.dims import bind_dims, symbolic_dims
+from memplan.shapes.dims import bind_dims, evaluate_dim, symbolic_dims
 from memplan.shapes.infer import INVENTED
 from memplan.shapes.prepare import PreparedModel, prepare
 from memplan.shapes.tensor_type import FLOATS, UNKNOWN, Types, read_type, value_info
@@ -90,9 +90,16 @@ class Bound:
         return copied(self.prepared.bound)
 
     def sized(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        """A graph of the same inputs at these sizes."""
-        names = symbolic_dims(model)
-        return bind_dims(model, {n: size for n, size in self.prepared.dims.items() if n in names})
+        """A graph of the same inputs at these sizes, and of gradients that are fed: what names only
+        those have is left to the run."""
+        known, part = self.prepared.dims, copied(model)
+        names = symbolic_dims(part)
+        for value in part.graph.input:
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_param in names and evaluate_dim(dim.dim_param, known) is None:
+                    dim.ClearField("dim_param")
+        names = symbolic_dims(part)
+        return bind_dims(part, {n: size for n, size in known.items() if n in names})
 
     def inputs(self, draw: int, also: Collection[str]) -> dict[str, Array]:
         """Made-up inputs, of one kind or another; bfloat16 as float32."""

@@ -21,12 +21,6 @@ from memplan.shapes.prepare import name_nodes
 from memplan.shapes.tensor_type import TensorType, value_info, write_type
 
 
-def graph_attribute(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
-    """The body in an attribute of ``node``."""
-    found: onnx.GraphProto = next(item.g for item in node.attribute if item.name == name)
-    return found
-
-
 def body_model(
     outer: Emitter, graph: onnx.GraphProto, inputs: Sequence[TensorType]
 ) -> onnx.ModelProto:

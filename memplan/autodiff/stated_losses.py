@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import onnx
 
 from memplan.autodiff.assemble import append
@@ -19,19 +17,11 @@ from memplan.units import counted
 KINDS = ("cross-entropy", "mse")
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltLoss:
-    """Names of the loss and of the new input with what is wanted; the axis of classes."""
-
-    loss: str
-    wanted: str
-    class_axis: int | None
-
-
 def add_loss(
     model: onnx.ModelProto, kind: str, logits: str, class_axis: int | None = None
-) -> BuiltLoss:
-    """Append a loss, as a graph output, and an input for the labels or targets.
+) -> tuple[str, int | None]:
+    """Append a loss, as a graph output, and an input for the labels or targets; the name of the
+    loss, and the axis of its classes.
 
     ``cross-entropy`` is the mean of -ln softmax at the label (int64, the shape of the logits
     without the axis of classes: by default the second, as in ONNX, but the last of three).
@@ -52,16 +42,16 @@ def add_loss(
     with emitter.scope(Scope("loss")):
         if kind == "mse":
             axis = None
-            loss, wanted = _squared_error(emitter, value)
+            loss = _squared_error(emitter, value)
         else:
             axis = _class_axis(value, class_axis)
-            loss, wanted = _cross_entropy(emitter, value, axis)
+            loss = _cross_entropy(emitter, value, axis)
     graph = model.graph
     graph.value_info.extend(value for value in graph.output if value.name == logits)
     drop_named(graph.output, {logits})
     name = emitter.fresh("loss")
     append(model, emitter, {name: loss})
-    return BuiltLoss(name, wanted.name, axis)
+    return name, axis
 
 
 def _class_axis(logits: Value, wanted: int | None) -> int:
@@ -78,18 +68,18 @@ def _class_axis(logits: Value, wanted: int | None) -> int:
     return wanted % rank
 
 
-def _cross_entropy(emitter: Emitter, logits: Value, axis: int) -> tuple[Value, Value]:
+def _cross_entropy(emitter: Emitter, logits: Value, axis: int) -> Value:
     shape = (*logits.shape[:axis], *logits.shape[axis + 1 :])
     labels = emitter.input("labels", TensorType(INT64, shape))
     logs = emitter.op("LogSoftmax", logits, axis=axis)
     places = Operations(emitter).unsqueeze(labels, [axis])
     picked = emitter.op("GatherElements", logs, places, axis=axis)
     mean = Operations(emitter).reduce("ReduceMean", picked, range(logits.rank), keepdims=False)
-    return -mean, labels
+    return -mean
 
 
-def _squared_error(emitter: Emitter, predictions: Value) -> tuple[Value, Value]:
+def _squared_error(emitter: Emitter, predictions: Value) -> Value:
     targets = emitter.input("targets", predictions.type)
     apart = predictions - targets
     axes = range(predictions.rank)
-    return Operations(emitter).reduce("ReduceMean", apart * apart, axes, keepdims=False), targets
+    return Operations(emitter).reduce("ReduceMean", apart * apart, axes, keepdims=False)

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from traceback import walk_tb
 from types import CodeType
 
 from memplan.errors import MemplanError, RuntimeUnavailableError
@@ -96,13 +97,12 @@ def does_not_fit(why: str) -> RuntimeUnavailableError:
 
 def _raised_by(error: BaseException) -> tuple[CodeType | None, int]:
     """The innermost code that is not Python's own, as ``mock.patch`` is, and its line."""
-    found, line, trace = None, 0, error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
+    found, line = None, 0
+    for frame, number in walk_tb(error.__traceback__):
+        code = frame.f_code
         pythons = code.co_filename.startswith(_PYTHON) and "-packages" not in code.co_filename
         if not pythons and not code.co_filename.startswith("<"):
-            found, line = code, trace.tb_lineno
-        trace = trace.tb_next
+            found, line = code, number
     return found, line
 
 

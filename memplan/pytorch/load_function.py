@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import walk_tb
 from types import FunctionType
 from typing import Any, NoReturn
 from unittest import mock
@@ -89,12 +90,11 @@ def _line_below(folder: Path, error: BaseException) -> str:
     """The innermost line of a traceback that lies below ``folder``, or nothing."""
     from memplan.pytorch.places import is_users, place
 
-    found, trace = "", error.__traceback__
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
+    found = ""
+    for frame, line in walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
         if is_users(file) and Path(file).is_relative_to(folder):
-            found = place(file, trace.tb_lineno)
-        trace = trace.tb_next
+            found = place(file, line)
     return found
 
 

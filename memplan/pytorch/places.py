@@ -103,7 +103,7 @@ def raised_in(error: BaseException, model: nn.Module | None = None) -> str:
     names = {id(module): name for name, module in model.named_modules()} if model else {}
     path = line = ""
     node: torch.fx.Node | None = None
-    for frame, number in _numbered(error):
+    for frame, number in frames_of(error):
         given = frame.f_locals
         if is_users(frame.f_code.co_filename):
             line = place(frame.f_code.co_filename, number)
@@ -115,28 +115,15 @@ def raised_in(error: BaseException, model: nn.Module | None = None) -> str:
     return _joined(path, line)
 
 
-def frames_of(error: BaseException) -> Iterator[FrameType]:
-    """What ran when an error and its causes were raised, the outermost first of each."""
-    return (frame for frame, _ in _numbered(error))
-
-
-def _numbered(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    return (pair for each in _chain(error) for pair in _frames(each))
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    """An error's causes, the first of them at the end."""
-    found = [error]
-    while (cause := found[-1].__cause__ or found[-1].__context__) and cause not in found:
-        found.append(cause)
-    return found
-
-
-def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    trace = error.__traceback__
-    while trace is not None:
-        yield trace.tb_frame, trace.tb_lineno
-        trace = trace.tb_next
+def frames_of(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    """What ran when an error and its causes were raised, and at which line: the outermost first of
+    each, the first cause at the end."""
+    seen: list[BaseException] = []
+    raised: BaseException | None = error
+    while raised is not None and raised not in seen:
+        seen.append(raised)
+        yield from traceback.walk_tb(raised.__traceback__)
+        raised = raised.__cause__ or raised.__context__
 
 
 def of_node(node: torch.fx.Node) -> str:

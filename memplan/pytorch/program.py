@@ -49,18 +49,15 @@ class ExportedGraph:
 
     ``inputs`` are its inputs in order: parameters and buffers under the user's names, then the
     batch. ``renewed`` maps outputs to the buffers, and parameters that are not trained, whose next
-    value they are; ``metrics`` are further outputs. ``checkpoints`` is how many tensors the author
-    has marked as such.
+    value they are. ``checkpoints`` is how many tensors the author has marked as such.
     """
 
     model: onnx.ModelProto
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
     batch: tuple[str, ...]
-    loss: str
     renewed: Mapping[str, str]
     checkpoints: int = 0
-    metrics: tuple[str, ...] = ()
 
 
 @cache
@@ -201,9 +198,7 @@ class _Interface:
             parameters=tuple(parameters),
             buffers=tuple(buffers),
             batch=tuple(self.prepared.batch),
-            loss="loss",
             renewed=renewed,
-            metrics=metrics,
         )
 
 

@@ -47,11 +47,10 @@ _MODAL = (
 class Reading:
     """A step, exported once.
 
-    ``trainable`` are the parameters to differentiate by, ``frozen`` those that require no
-    gradient. ``dims`` are sizes of dynamic dimensions in the example, ``sizes`` the shapes of the
-    batch with their names. ``given`` are the parameters and buffers that are inputs even where
-    nothing renews them, ``averages`` those of the weights that the step keeps. ``state`` is what
-    the step found in Python at the beginning.
+    ``trainable`` are the parameters to differentiate by. ``dims`` are sizes of dynamic dimensions
+    in the example, ``sizes`` the shapes of the batch with their names. ``given`` are the parameters
+    and buffers that are inputs even where nothing renews them, ``averages`` those of the weights
+    that the step keeps. ``state`` is what the step found in Python at the beginning.
     """
 
     prepared: PreparedStep
@@ -59,7 +58,6 @@ class Reading:
     optimizer: OptimizerSettings | None
     treatment: Treatment
     trainable: tuple[str, ...]
-    frozen: tuple[str, ...]
     tensors: Mapping[str, Tensor]
     dims: Mapping[str, int]
     sizes: Mapping[str, tuple[str, ...]]
@@ -99,7 +97,7 @@ class Reading:
         specs = self.program.graph_signature.input_specs
         for node, spec in zip(inputs, specs, strict=False):
             if user_name(str(spec.target)) == name:
-                return next((text for user in node.users if (text := of_node(user))), "")
+                return _read_at(node)
         return ""
 
     def place_of_node(self, name: str) -> str:
@@ -113,6 +111,11 @@ class Reading:
     def bytes_of(self, name: str) -> Any:
         """A function that gives the elements of a parameter, buffer or state tensor."""
         return partial(content, self.tensors[name])
+
+
+def _read_at(node: Any) -> str:
+    """Where an input of a program is read first."""
+    return next((text for user in node.users if (text := of_node(user))), "")
 
 
 def _narrowest(graphs: Sequence[Any]) -> float:
@@ -134,28 +137,16 @@ def read_step(step: TorchStep) -> Reading:
     if step.optimizer is not None:
         names = {id(parameter): name for name, parameter in parameters.items()}
         optimizer = read_optimizer(step.optimizer, names)
-    wanted = {name for name, p in parameters.items() if p.requires_grad}
-    frozen = tuple(name for name in parameters if name not in wanted)
-    notes = list(_mode_notes(step.model))
-    if optimizer is not None:
-        left = [name for name in parameters if name in wanted and name not in optimizer.groups]
-        if left:
-            what = "constants of the graph; --frozen inputs lets them change"
-            notes.append(
-                f"{counted(len(left), 'parameter')} that require a gradient are in no group of the "
-                f"optimizer, and are not trained: {', '.join(left[:3])}"
-                + (f" ({what})" if step.frozen == "constants" else "")
-            )
-        wanted -= set(left)
-    averages = read_averages(step, prepared, wanted)
+    able = [name for name, p in parameters.items() if p.requires_grad]
+    left = [] if optimizer is None else [name for name in able if name not in optimizer.groups]
+    trainable = tuple(name for name in able if name not in left)
+    averages = read_averages(step, prepared, trainable)
     tensors: dict[str, Tensor] = {
         user_name(name): tensor for name, tensor in prepared.module.named_buffers()
     }
     tensors |= {name: parameter.detach() for name, parameter in parameters.items()}
     tensors |= optimizer.state if optimizer is not None else {}
-    for name, tensor in {**tensors, **prepared.batch}.items():
-        if not onnx_type(tensor):
-            raise UsageError(f"'{name}' has the type {tensor.dtype}, which has no form in ONNX")
+    _check_types({**tensors, **prepared.batch})
     _check_one_device({**tensors, **prepared.batch})
     state = HiddenState(prepared)
     program, limits = export(prepared, state)
@@ -165,15 +156,32 @@ def read_step(step: TorchStep) -> Reading:
         program=program,
         optimizer=optimizer,
         treatment=treatment,
-        trainable=tuple(name for name in parameters if name in wanted),
-        frozen=frozen,
+        trainable=trainable,
         tensors=tensors,
         dims=_dims(prepared),
         sizes={name: _sizes(prepared, name) for name in prepared.batch},
-        notes=(*notes, *limits),
+        notes=(*_mode_notes(step.model), *_left_notes(step, left), *limits),
         state=state,
         given=_given(step, prepared),
         averages=averages,
+    )
+
+
+def _check_types(tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if not onnx_type(tensor):
+            raise UsageError(f"'{name}' has the type {tensor.dtype}, which has no form in ONNX")
+
+
+def _left_notes(step: TorchStep, left: Sequence[str]) -> tuple[str, ...]:
+    """Which parameters the optimizer leaves out, though they require a gradient."""
+    if not left:
+        return ()
+    what = "constants of the graph; --frozen inputs lets them change"
+    return (
+        f"{counted(len(left), 'parameter')} that require a gradient are in no group of the "
+        f"optimizer, and are not trained: {', '.join(left[:3])}"
+        + (f" ({what})" if step.frozen == "constants" else ""),
     )
 
 
@@ -247,18 +255,10 @@ def _check_constants(program: Any) -> None:
             continue
         value = program.constants[spec.target]
         if isinstance(value, Tensor) and value.is_meta:
+            where = _read_at(places[spec.arg.name])
             raise ModelError(
                 f"the constant '{spec.target}' of shape {list(value.shape)} is on the meta device "
-                f"and has no value{_line_of(places[spec.arg.name])}",
+                f"and has no value{f' ({where})' if where else ''}",
                 "compute it (torch.full, torch.arange), or make it a buffer of the model, which is "
                 "an input then",
             )
-
-
-def _line_of(node: Any) -> str:
-    """The line of the user's code that first reads a constant, as far as torch tells."""
-    for reader in node.users:
-        lines = [line.strip() for line in reader.meta.get("stack_trace", "").splitlines()]
-        if lines:
-            return f": {lines[-1]}"
-    return ""

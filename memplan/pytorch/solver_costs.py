@@ -53,15 +53,11 @@ def operator_costs(operators: Sequence[Operator], device: Device) -> list[float]
 def _seconds(op: Operator, device: Device) -> float:
     if op.is_view or op.refusal == SIZE:
         return 0.0
-    moved = sum(map(_extent, op.reads)) + _bytes(value_of(op.node))
+    moved = sum(_bytes(value_of(each)) for each in (*op.reads, op.node))
     work = max(flops(op.node), _bytes(value_of(op.node)) / 4)
     return max(work / device.flops_per_second, moved / device.bytes_per_second) + (
         device.kernel_seconds
     )
-
-
-def _extent(node: fx.Node) -> int:
-    return _bytes(value_of(node))
 
 
 def _bytes(value: Any) -> int:

@@ -14,7 +14,7 @@ from torch import fx
 from memplan.errors import InfeasibleError, MemplanError
 from memplan.ops.cost import DEVICES
 from memplan.pytorch.solver_costs import device_of, operator_costs
-from memplan.pytorch.solver_joint import Joint, Operator, read_joint, value_of
+from memplan.pytorch.solver_joint import Joint, read_joint, value_of
 from memplan.pytorch.solver_memory import StepMemory, step_memory
 from memplan.pytorch.solver_options import SolverOptions
 from memplan.pytorch.solver_problem import EncodedJoint, encode_joint
@@ -167,7 +167,7 @@ def _decisions(
             found.append(
                 TensorDecision(
                     node.name,
-                    _operator_name(op),
+                    str(target) if isinstance(target := op.node.target, OPERATOR) else op.name,
                     module_of(op.node),
                     nbytes,
                     "recomputed" if again else "kept",
@@ -176,11 +176,6 @@ def _decisions(
                 )
             )
     return tuple(found)
-
-
-def _operator_name(op: Operator) -> str:
-    target = op.node.target
-    return str(target) if isinstance(target, OPERATOR) else op.name
 
 
 def module_of(node: fx.Node) -> str | None:

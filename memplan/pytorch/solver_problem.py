@@ -29,7 +29,7 @@ from memplan.pytorch.solver_joint import (
     value_of,
 )
 from memplan.solver.build import Output, ProblemBuilder
-from memplan.solver.problem import NONE, Arrays, Flags, Ints, Problem
+from memplan.solver.problem import NONE, Arrays, Ints, Problem
 from memplan.units import format_bytes
 
 
@@ -50,23 +50,11 @@ class EncodedJoint:
     order: Ints
     floor: TorchFloor
 
-    @property
-    def boundary(self) -> int:
-        """The node at which the backward pass begins."""
-        return len(self.joint.operators)
-
     def problem(self, budget: int) -> Problem:
         """The problem for a budget of dynamic bytes."""
-        count = len(self.arrays.cost)
-        return Problem(
-            self.arrays,
-            self.order,
-            budget,
-            self.order,
-            np.zeros(count, np.bool_),
-            np.ones(count, np.bool_),
-            self._forward(),
-        )
+        places = np.arange(len(self.arrays.cost))
+        none, forward = places < 0, places < self.joint.forward
+        return Problem(self.arrays, self.order, budget, self.order, none, ~none, forward)
 
     def without_idle(self, sequence: Ints) -> Ints:
         """A sequence without the runs of which nothing is read before they are repeated.
@@ -93,11 +81,6 @@ class EncodedJoint:
                 wanted.update(op.reads)
             needed.append(index)
         return np.asarray(needed[::-1], dtype=np.int64)
-
-    def _forward(self) -> Flags:
-        flags = np.zeros(len(self.arrays.cost), np.bool_)
-        flags[: self.joint.forward] = True
-        return flags
 
 
 def encode_joint(joint: Joint, costs: Sequence[float]) -> EncodedJoint:

@@ -145,10 +145,7 @@ def check_split(joint: Joint, found: Split) -> None:
 
 
 def _same_call(node: fx.Node, origin: fx.Node) -> bool:
-    def name(each: fx.Node) -> str:
-        return _origin(each)
-
-    mine = map_arg((node.args, dict(node.kwargs)), name)
+    mine = map_arg((node.args, dict(node.kwargs)), _origin)
     theirs = map_arg((origin.args, dict(origin.kwargs)), lambda each: each.name)
     return (node.op, node.target) == (origin.op, origin.target) and _plain(mine) == _plain(theirs)
 

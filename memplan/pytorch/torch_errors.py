@@ -141,7 +141,7 @@ def _deepest(error: BaseException) -> BaseException:
 
 def cure_for(error: BaseException) -> str:
     """The known cure for what PyTorch ran when it failed; empty if there is none."""
-    for frame in frames_of(error):
+    for frame, _ in frames_of(error):
         given = frame.f_locals
         names = [frame.f_code.co_name, getattr(given.get("func"), "__name__", "")]
         if isinstance(given.get("self"), nn.RNNBase) and given.get("batch_sizes") is not None:

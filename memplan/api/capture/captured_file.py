@@ -139,4 +139,4 @@ def _contract(exported: ExportedGraph, trained: Trained, frozen: Sequence[str]) 
     roles |= dict.fromkeys(trained.counted.new_values.values(), Role.STEP_COUNTER)
     new_values = _new_values(exported, trained)
     gradients = trained.sink.gradients
-    return contract_of(trained.model.graph, roles, new_values, gradients, exported.loss)
+    return contract_of(trained.model.graph, roles, new_values, gradients, "loss")

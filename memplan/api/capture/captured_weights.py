@@ -84,10 +84,14 @@ def choose_place(asked: str, weights: Mapping[str, Weight], output: Path | None)
 def embed(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> None:
     """Put the weights into ``model`` as initializers, in place."""
     for name, weight in weights.items():
-        tensor = model.graph.initializer.add(
-            name=name, data_type=weight.dtype, dims=list(weight.shape)
-        )
-        tensor.raw_data = bytes(weight.content())
+        _initializer(model, name, weight).raw_data = bytes(weight.content())
+
+
+def _initializer(model: onnx.ModelProto, name: str, weight: Weight) -> onnx.TensorProto:
+    made: onnx.TensorProto = model.graph.initializer.add(
+        name=name, data_type=weight.dtype, dims=list(weight.shape)
+    )
+    return made
 
 
 def write_captured(
@@ -112,10 +116,7 @@ def write_captured(
             places = _written(weights, beside.stream)
             data = beside.put()
             for name, entries in places.items():
-                weight = weights[name]
-                tensor = model.graph.initializer.add(
-                    name=name, data_type=weight.dtype, dims=list(weight.shape)
-                )
+                tensor = _initializer(model, name, weights[name])
                 set_external_entries(tensor, {"location": data.name, **entries})
                 tensor.data_location = onnx.TensorProto.EXTERNAL
             write_model(model, output, force=force)

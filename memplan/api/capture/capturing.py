@@ -236,14 +236,8 @@ def _built(reading: Reading, wanted: _Wanted) -> _Built:
     exported = reading.forward()
     make_sink = sink_maker(reading.optimizer, reading.treatment, reading.averages)
     named = [each for each in exported.parameters if each in reading.trainable]
-    trained = differentiated(
-        exported.model,
-        exported.loss,
-        named,
-        make_sink,
-        wanted.counter,
-        portable=wanted.portable,
-    )
+    counter, portable = wanted.counter, wanted.portable
+    trained = differentiated(exported.model, "loss", named, make_sink, counter, portable=portable)
     require_kernels(trained.model)
     done = finish(reading, exported, trained, wanted.weights, wanted.target)
     return _Built(trained, done, *_sizes(reading, done))

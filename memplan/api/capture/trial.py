@@ -102,21 +102,10 @@ class Trial:
             require_runtime()
         except RuntimeUnavailableError as error:
             raise NotComparableError(Skip.NO_RUNTIME, error.message) from error
-        from memplan.runtime.session_options import held_options
-        from memplan.runtime.sessions import open_session, run_step
+        from memplan.runtime.sessions import run_step
 
         try:
-            spoiled = infinite is not None
-            session = self._sessions.get(spoiled) if optimized else None
-            if session is None:
-                model = _spoiled(self._model, self.gradients) if spoiled else self._model
-                session = open_session(
-                    model.SerializeToString(),
-                    RunRequest(session="default"),
-                    held_options(optimized=optimized),
-                )
-                if optimized:
-                    self._sessions[spoiled] = session
+            session = self._session(infinite is not None, optimized)
             feeds = {**self.zeros, **values}
             if infinite:
                 feeds[f"{_ADDED}{infinite}"] = np.asarray(np.inf, np.float32)
@@ -130,6 +119,20 @@ class Trial:
             raise _failure(error) from error
         names = [item.name for item in session.get_outputs()]
         return Ran(dict(zip(names, found, strict=True)), seconds)
+
+    def _session(self, spoiled: bool, optimized: bool) -> Any:
+        """A session of the graph, or of what :func:`_spoiled` makes of it; optimized ones stay."""
+        from memplan.runtime.session_options import held_options
+        from memplan.runtime.sessions import open_session
+
+        session = self._sessions.get(spoiled) if optimized else None
+        if session is None:
+            model = _spoiled(self._model, self.gradients) if spoiled else self._model
+            options, request = held_options(optimized=optimized), RunRequest(session="default")
+            session = open_session(model.SerializeToString(), request, options)
+            if optimized:
+                self._sessions[spoiled] = session
+        return session
 
 
 def _failure(error: Exception) -> Exception:

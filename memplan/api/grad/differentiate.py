@@ -267,8 +267,7 @@ def _loss(flat: onnx.ModelProto, options: GradOptions) -> tuple[str, int | None]
             f"--loss {options.loss}: --logits is for losses that are built",
             "those are " + ", ".join(LOSSES),
         )
-    built = add_loss(flat, options.loss, options.logits, options.class_axis)
-    return built.loss, built.class_axis
+    return add_loss(flat, options.loss, options.logits, options.class_axis)
 
 
 def _computed(graph: onnx.GraphProto, name: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -22,7 +22,7 @@ from memplan.proto.nodes import is_standard
 from memplan.proto.opset import default_opset, schema_of
 from memplan.shapes.one_node import is_function
 from memplan.shapes.prepare import name_nodes
-from memplan.shapes.tensor_type import UNKNOWN, value_info
+from memplan.shapes.tensor_type import UNKNOWN, Types, value_info
 
 _ROUNDS = 8
 
@@ -107,14 +107,15 @@ def _expand(model: onnx.ModelProto, emitter: Emitter, todo: Sequence[onnx.NodePr
     replaced = {node.name: replacement(emitter, node) for node in todo}
     replace_nodes(model.graph, emitter.placed(model.graph.node, replaced))
     model.graph.initializer.extend(emitter.initializers.values())
-    _state_types(model.graph, emitter)
+    placed = (name for name, place in emitter.places.items() if place is not None)
+    state_types(model.graph, emitter.types, placed)
 
 
-def _state_types(graph: onnx.GraphProto, emitter: Emitter) -> None:
+def state_types(graph: onnx.GraphProto, types: Types, made: Iterable[str]) -> None:
     """Write down what an expansion said of its tensors: inference cannot find all of it again."""
     stated = {value.name for value in (*graph.value_info, *graph.output)}
-    for name, place in emitter.places.items():
-        found = emitter.types[name] if place is not None else UNKNOWN
+    for name in made:
+        found = types.get(name, UNKNOWN)
         if found.dtype and found.shape is not None and name not in stated:
             graph.value_info.append(value_info(name, found))
 

@@ -8,15 +8,13 @@ types are found on the way.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import onnx
 
 from memplan.autodiff.emit.emitter import Emitter
 from memplan.autodiff.emit.gradient_registry import entry_for
 from memplan.autodiff.forward.annotate import Annotator, constants_of
 from memplan.autodiff.forward.convert import ADOPTED, at_opset, in_own_domain, keep_domains
-from memplan.autodiff.forward.expand import replacement
+from memplan.autodiff.forward.expand import replacement, state_types
 from memplan.errors import MemplanError, ModelError
 from memplan.proto.edit import copied, replace_nodes
 from memplan.proto.names import NameAuthority, names_in_use
@@ -108,7 +106,11 @@ class _Walk:
         replace_nodes(graph, result)
         graph.initializer.extend(emitter.initializers.values())
         keep_domains(self.model, {domain_of(node) for node in graph.node})
-        self._state(stated)
+        state_types(graph, self.annotator.types, stated)
+        for value in graph.output:
+            found = self.annotator.types.get(value.name, UNKNOWN)
+            if not value.type.tensor_type.HasField("shape") and found.dtype:
+                value.CopyFrom(value_info(value.name, found))
 
     def _expanded(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """The nodes that compute what is read of ``node``.
@@ -135,17 +137,3 @@ class _Walk:
                 "export the model without what reads it",
             )
         return made
-
-    def _state(self, made: Collection[str]) -> None:
-        """Write down types of what was made, which inference cannot all find again, and of
-        outputs."""
-        graph, types = self.graph, self.annotator.types
-        stated = {value.name for value in (*graph.value_info, *graph.output)}
-        for name in made:
-            found = types.get(name, UNKNOWN)
-            if found.dtype and found.shape is not None and name not in stated:
-                graph.value_info.append(value_info(name, found))
-        for value in graph.output:
-            found = types.get(value.name, UNKNOWN)
-            if not value.type.tensor_type.HasField("shape") and found.dtype:
-                value.CopyFrom(value_info(value.name, found))

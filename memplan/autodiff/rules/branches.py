@@ -22,7 +22,6 @@ from memplan.autodiff.forward.expand import expand_all
 from memplan.autodiff.loop_bodies import (
     BodyWriter,
     body_model,
-    graph_attribute,
     restored,
     separate_outputs,
 )
@@ -63,7 +62,8 @@ class _Branch:
 
     def __init__(self, ctx: Context, attribute: str) -> None:
         self.ctx = ctx
-        self.body = graph_attribute(ctx.node, attribute)
+        bodies = {item.name: item.g for item in ctx.node.attribute}
+        self.body: onnx.GraphProto = bodies[attribute]
         outer = ctx.emitter
         separate_outputs(self.body, outer)
         xs = {name for name in free_names(self.body) if name in ctx.needed}

@@ -155,13 +155,9 @@ def _transposed(ctx: Context, grad: Value, axis: int, matrix: Array) -> Value:
     if len(behind) == 1:
         return product
     ends = ctx.vector(
-        [ctx.const([0] * (axis + 1)), *(ctx.dims(grad, [k]) for k in _after(grad, axis))]
+        [ctx.const([0] * (axis + 1)), *(ctx.dims(grad, [k]) for k in range(axis + 1, grad.rank))]
     )
     return ctx.op("Reshape", product, ends, result=TensorType(grad.dtype, shape))
-
-
-def _after(grad: Value, axis: int) -> range:
-    return range(axis + 1, grad.rank)
 
 
 def _summed(ctx: Context, grad: Value, blocks: dict[int, int]) -> Value:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from memplan.autodiff.emit.context import Context
@@ -164,7 +165,8 @@ def activations(ctx: Context, defaults: tuple[str, ...], directions: int) -> lis
     Raises:
         ModelError: one is not known.
     """
-    names = [str(_text(name)) for name in ctx.attribute("activations", list[str]())]
+    given = ctx.attribute("activations", list[Any]())
+    names = [str(each.decode() if isinstance(each, bytes) else each) for each in given]
     names = names or list(defaults) * directions
     # alphas and betas are lists for those functions that take one, in order.
     alphas = list(ctx.attribute("activation_alpha", list[float]()))
@@ -179,19 +181,14 @@ def activations(ctx: Context, defaults: tuple[str, ...], directions: int) -> lis
                 "known",
                 f"{', '.join(_ACTIVATIONS)} have a gradient within a layer",
             )
-        given: dict[str, float] = {}
+        options: dict[str, float] = {}
         if op == "HardSigmoid":
-            given["alpha"] = alphas.pop(0) if alphas else 0.2
-            given["beta"] = betas.pop(0) if betas else 0.5
-        found.append(_activation(op, given))
+            options["alpha"] = alphas.pop(0) if alphas else 0.2
+            options["beta"] = betas.pop(0) if betas else 0.5
+        found.append(partial(_activated, op, options))
     count = len(defaults)
     return [found[k * count : (k + 1) * count] for k in range(directions)]
 
 
-def _text(name: str | bytes) -> str:
-    return name.decode() if isinstance(name, bytes) else name
-
-
-def _activation(op: str, given: Mapping[str, Any]) -> Activation:
-    """The function as a node."""
-    return lambda x: x.emitter.op(op, x, **given)
+def _activated(op: str, options: Mapping[str, Any], x: Value) -> Value:
+    return x.emitter.op(op, x, **options)

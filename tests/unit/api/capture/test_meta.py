@@ -111,9 +111,9 @@ def test_a_constant_without_a_value_is_named() -> None:
     def rest(y: Any) -> Any:
         return y * torch.tensor([1.0, 2.0, 3.0, 4.0], device=y.device)
 
-    with pytest.raises(ModelError, match=r"the constant '.*tensor.*' of shape \[4\]") as caught:
+    said = r"the constant '.*tensor.*' of shape \[4\].*test_meta\.py:\d+"
+    with pytest.raises(ModelError, match=said):
         memplan.capture(step("meta", rest))
-    assert "return y * torch.tensor([1.0, 2.0, 3.0, 4.0]" in caught.value.message
 
 
 def test_constants_that_are_computed_stay_so() -> None:

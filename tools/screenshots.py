@@ -39,7 +39,6 @@ code, pre { font: 12.5px/1.45 ui-monospace, Menlo, Consolas, monospace; }
 code { background: var(--soft); padding: 2px 5px; border-radius: 5px; }
 pre { background: var(--soft); padding: 12px 14px; border-radius: 6px; overflow: hidden; }
 pre code { padding: 0; }
-body.terminal, .terminal pre { background: #0d1117; color: #e6edf3; margin: 0; line-height: 1.2; }
 </style>"""
 
 _CHARTS_ALONE = """

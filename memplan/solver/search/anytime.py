@@ -277,6 +277,7 @@ class AnytimeSearch:
                 params.moving if self.options.order else params.moving_clones,
                 params.heat * (1.0 - done / rounds),
                 params.rounds,
+                self.options.halt,
             )
             done += chunk
             self.rounds += chunk
@@ -342,7 +343,13 @@ class AnytimeSearch:
                 self.fallback = sequence
             return
         pruned = prune(
-            self.arrays, sequence, self.original, self.problem.protected, self.budget, 0.0
+            self.arrays,
+            sequence,
+            self.original,
+            self.problem.protected,
+            self.budget,
+            0.0,
+            self.options.halt,
         )
         pruned = settle(self.arrays, pruned)
         if self._excess(pruned) > 0:

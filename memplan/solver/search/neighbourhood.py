@@ -94,8 +94,10 @@ def improve(
     order_share: float,
     heat: float,
     params: RoundParams,
+    halt: Flags,
 ) -> tuple[Ints, Ints, int]:
-    """``iterations`` rounds of ruin and repair from a feasible sequence.
+    """``iterations`` rounds of ruin and repair from a feasible sequence, fewer where another thread
+    sets the one flag ``halt``.
 
     ``order_share``: how often nodes are moved too. ``heat``: temperature of the acceptance test
     relative to the extra cost. Returns the current and the best sequence and the number of rounds
@@ -106,7 +108,7 @@ def improve(
     gains = 0
     for _ in range(iterations):
         clones = free_clones(current, original, protected)
-        if len(clones) == 0:
+        if len(clones) == 0 or halt[0]:
             break
         temperature = max(1e-9 * base, heat * (lowest - base))
         dearest = cost + params.window * temperature
@@ -136,7 +138,7 @@ def improve(
             candidate, excess = reorder(problem, candidate, movable, budget, params.last_moves)
         if excess > 0:
             continue
-        candidate = prune(problem, candidate, original, protected, budget, noise)
+        candidate = prune(problem, candidate, original, protected, budget, noise, halt)
         new = cost_of(problem, candidate)
         if new <= cost or np.random.random() < np.exp((cost - new) / temperature):
             current, cost = candidate, new

@@ -9,10 +9,12 @@ in their modules: the machine code is made for those values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from memplan.solver.problem import Ints
+import numpy as np
+
+from memplan.solver.problem import Flags, Ints
 
 DEPTHS = (2, 4, 14, 64)
 
@@ -128,7 +130,8 @@ class SearchOptions:
     large-neighbourhood search (0: greedy and pruning alone). Where no time limit is reached, the
     plan depends on it and on ``seed`` alone and can be repeated on any machine. ``turn``: of
     several searches, which one this is: the first explores given orders, every further one others.
-    ``starts``: plans to go on from.
+    ``starts``: plans to go on from. ``halt``: one flag, set by another thread where time is over,
+    at which compiled code looks, which has no clock.
     """
 
     order: bool = True
@@ -137,3 +140,4 @@ class SearchOptions:
     turn: int = 0
     starts: tuple[Ints, ...] = ()
     params: SearchParams = PARAMS
+    halt: Flags = field(default_factory=lambda: np.zeros(1, np.bool_), compare=False)

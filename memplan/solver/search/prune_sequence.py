@@ -102,9 +102,18 @@ def removed(
 
 @compiled
 def prune(
-    problem: Arrays, sequence: Ints, original: Flags, protected: Flags, budget: int, noise: float
+    problem: Arrays,
+    sequence: Ints,
+    original: Flags,
+    protected: Flags,
+    budget: int,
+    noise: float,
+    halt: Flags,
 ) -> Ints:
-    """Remove recomputations that the budget does not need, costliest first (noise: roughly)."""
+    """Remove recomputations that the budget does not need, costliest first (noise: roughly).
+
+    ``halt``: one flag, which another thread sets where time is over: what is left then is kept.
+    """
     profile = evaluate(problem, sequence)
     limit = max(budget, profile.total.max())
     smaller = drop_unread(problem, profile, original, protected)
@@ -112,7 +121,7 @@ def prune(
         profile = smaller
     chosen = np.zeros(max(1, min(_TOGETHER, len(sequence) // _APART)), np.int64)
     improved = True
-    while improved:
+    while improved and not halt[0]:
         improved = False
         index = build_index(problem, profile)
         pending = free_clones(profile.sequence, original, protected)
@@ -121,7 +130,7 @@ def prune(
             weight = weight * (1.0 + noise * np.random.random(len(weight)))
         pending = pending[np.argsort(-weight, kind="mergesort")]
         k = 0 * limit
-        while k < len(pending):
+        while k < len(pending) and not halt[0]:
             count, k = choose_removals(problem, profile, index, limit, pending, k, chosen)
             if count == 0:
                 continue

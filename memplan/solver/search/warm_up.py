@@ -23,7 +23,8 @@ def warm_up() -> None:
     problem = tiny_problem()
     arrays, order, flags = problem.arrays, problem.order, problem.movable
     AnytimeSearch(problem, Deadline(0.0), SearchOptions(order=False, iterations=1)).run()
-    improve(arrays, order, order, flags, ~flags, flags, arrays.cost, 4, 0, 0.0, 0.0, ROUNDS)
+    no = np.zeros(1, np.bool_)
+    improve(arrays, order, order, flags, ~flags, flags, arrays.cost, 4, 0, 0.0, 0.0, ROUNDS, no)
     reorder(arrays, order, flags, 3, 0)
     resequence(arrays, order, flags, 3, 0, 3, 1, 0.0)
 

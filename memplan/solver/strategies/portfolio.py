@@ -24,6 +24,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+
 from memplan.deadline import Deadline
 from memplan.errors import UsageError
 from memplan.solver.bound.milp import Effort
@@ -116,7 +118,7 @@ class _Portfolio:
     ) -> None:
         self.problem, self.options = problem, options
         self.params, self.deadline = options.params, deadline
-        self.halt = threading.Event()
+        self.halt, self.time_is_over = threading.Event(), np.zeros(1, np.bool_)
         self.incumbent = Incumbent(problem, options.gap, progress)
         self.steps, self.taking = self._steps(), threading.Lock()
         self.bound: OrderFreeBound | None = None
@@ -147,12 +149,13 @@ class _Portfolio:
 
     def _side_by_side(self, threads: int) -> None:
         """What is late by a step that looks at no clock is left behind: it ends by itself, and
-        nobody hears of it."""
+        nobody hears of it. Compiled searches look at a flag."""
         pool = ThreadPoolExecutor(max_workers=threads)
         try:
             self._wait([pool.submit(self._work) for _ in range(threads)])
         finally:
             self.halt.set()
+            self.time_is_over[0] = True
             pool.shutdown(wait=False)
 
     def _work(self) -> None:
@@ -276,7 +279,9 @@ class _Portfolio:
 
     def _options(self, rounds: int) -> SearchOptions:
         options = self.options
-        return SearchOptions(options.order, options.seed, rounds, params=options.search)
+        return SearchOptions(
+            options.order, options.seed, rounds, params=options.search, halt=self.time_is_over
+        )
 
     def _search_from(self, start: Ints, rounds: int) -> None:
         keep, options = partial(self._keep, source="certificate"), self._options(rounds)
@@ -308,6 +313,7 @@ class _Portfolio:
         pending = set(futures)
         latest = self.deadline.seconds + self.params.patience_seconds
         while pending and not (self.incumbent.fits and self.deadline.spent > latest):
+            self.time_is_over[0] = self.deadline.passed
             done, pending = wait(pending, timeout=self.params.poll_seconds)
             for future in done:
                 future.result()

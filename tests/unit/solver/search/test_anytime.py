@@ -1,5 +1,6 @@
 """The search on small problems whose best answer is known (and checked by brute force)."""
 
+import numpy as np
 import pytest
 
 from helpers.problems import LONG_SKIP, NESTED, Case
@@ -158,3 +159,12 @@ def test_no_time_still_gives_the_greedy_answer() -> None:
     decision = solve(LONG_SKIP.problem(8), Deadline(0.0), SearchOptions(order=False))
     assert decision.feasible
     assert decision.extra_cost == pytest.approx(1.0)
+
+
+def test_pruning_ends_where_time_is_over() -> None:
+    (budget, least, _), text = OPTIMA["pruned again"]
+    problem = (text if isinstance(text, Case) else Case(text)).problem(budget)
+    options = SearchOptions(order=False, halt=np.ones(1, np.bool_))
+    found = solve(problem, Deadline(SECONDS), options)
+    assert found.feasible
+    assert found.extra_cost > least

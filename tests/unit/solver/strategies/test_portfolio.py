@@ -72,14 +72,20 @@ def test_a_bound_that_is_met_ends_the_search_in_the_order_that_was_given() -> No
 def test_where_there_is_a_plan_a_step_that_looks_at_no_clock_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stuck = threading.Event()
-    monkeypatch.setattr(portfolio._Portfolio, "_publish", lambda self: stuck.wait(300))
+    stuck, seen = threading.Event(), []
+
+    def publish(self: portfolio._Portfolio) -> None:
+        seen.append(self._options(1).halt)
+        stuck.wait(300)
+
+    monkeypatch.setattr(portfolio._Portfolio, "_publish", publish)
     started = time.monotonic()
     found, _ = solve_portfolio(hard_problem(3, 0.9), Deadline(0.5), IN_ORDER)
     taken = time.monotonic() - started
     stuck.set()
     assert found.feasible
     assert taken < 100
+    assert seen[0].all()  # what is compiled hears of it
 
 
 def test_an_interrupt_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:

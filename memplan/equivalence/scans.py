@@ -157,7 +157,7 @@ class Steps:
         if cut is None or (cut.domain, cut.op) != ("", "Slice") or len(cut.reads) != 4:
             return None
         stack = self.terms.forms[cut.reads[0]]
-        starts, ends, axes = (_ints(self.terms, read) for read in cut.reads[1:])
+        starts, ends, axes = (whole_numbers(self.terms.value(read)) for read in cut.reads[1:])
         if not isinstance(stack, Stack) or (stack.axis, stack.mirrored) != (axis, backwards):
             return None
         if axes != [axis] or not starts or not ends:
@@ -176,7 +176,7 @@ class Steps:
             made is not None
             and (made.domain, made.op) == ("", "Unsqueeze")
             and made.reads[0] == start
-            and (len(made.reads) == 2 and _ints(terms, made.reads[1]) == [axis])
+            and (len(made.reads) == 2 and whole_numbers(terms.value(made.reads[1])) == [axis])
         )
 
     def _product(self, sequence: int, axis: int, mirrored: bool) -> Applied | None:
@@ -220,10 +220,6 @@ class Steps:
         root = view_root(self.terms, term)
         columns = (self.terms.fact(term).shape or (0, 0))[-1]
         return view(self.terms, root, [*shape[:2], columns])
-
-
-def _ints(terms: Terms, term: int) -> list[int] | None:
-    return whole_numbers(terms.value(term))
 
 
 def _attribute(name: str, value: int) -> tuple[str, str]:

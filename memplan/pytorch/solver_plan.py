@@ -160,14 +160,15 @@ def _decisions(
     kept = {root for node, root in joint.roots().items() if node.name in saved}
     found = []
     for index, op in enumerate(joint.operators):
-        again = runs[index] - 1
+        again, target = runs[index] - 1, op.node.target
+        operator = str(target) if isinstance(target, OPERATOR) else op.name
         for node, nbytes, shared in zip(op.results, op.nbytes, op.shares, strict=True):
             if node is None or shared is not None or not (again or node in kept):
                 continue
             found.append(
                 TensorDecision(
                     node.name,
-                    str(target) if isinstance(target := op.node.target, OPERATOR) else op.name,
+                    operator,
                     module_of(op.node),
                     nbytes,
                     "recomputed" if again else "kept",

@@ -52,8 +52,8 @@ class EncodedJoint:
 
     def problem(self, budget: int) -> Problem:
         """The problem for a budget of dynamic bytes."""
-        places = np.arange(len(self.arrays.cost))
-        none, forward = places < 0, places < self.joint.forward
+        count = len(self.arrays.cost)
+        none, forward = np.zeros(count, np.bool_), np.arange(count) < self.joint.forward
         return Problem(self.arrays, self.order, budget, self.order, none, ~none, forward)
 
     def without_idle(self, sequence: Ints) -> Ints:

@@ -65,8 +65,9 @@ def small_constant(graph: onnx.GraphProto, name: str) -> Array | None:
 def whole_numbers(value: Array | None) -> list[int] | None:
     """The elements of a constant that is read as sizes, axes or indices; None where it is not known
     or holds other than integers or flags, which nothing but a run refuses."""
-    known = value is not None and value.dtype.kind in "iub"
-    return [int(n) for n in value.reshape(-1)] if known and value is not None else None
+    if value is None or value.dtype.kind not in "iub":
+        return None
+    return [int(n) for n in value.reshape(-1)]
 
 
 def constant_value(attribute: onnx.AttributeProto) -> Array | None:

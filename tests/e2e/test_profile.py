@@ -62,7 +62,8 @@ def test_every_node_of_a_sample_model_is_measured(memplan: Memplan, tmp_path: Pa
 
 
 def test_the_report_as_json(inside: Memplan, model: Path, tmp_path: Path) -> None:
-    done = inside("profile", MODEL, *FAST, "-o", COSTS, "--format", "json")
+    (tmp_path / COSTS).write_text("an earlier one")
+    done = inside("profile", MODEL, *FAST, "-o", COSTS, "--force", "--format", "json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["schema"] == "memplan.profile/1"

@@ -92,14 +92,15 @@ class Bound:
     def sized(self, model: onnx.ModelProto) -> onnx.ModelProto:
         """A graph of the same inputs at these sizes, and of gradients that are fed: what names only
         those have is left to the run."""
-        known, part = self.prepared.dims, copied(model)
-        names = symbolic_dims(part)
-        for value in part.graph.input:
-            for dim in value.type.tensor_type.shape.dim:
-                if dim.dim_param in names and evaluate_dim(dim.dim_param, known) is None:
-                    dim.ClearField("dim_param")
-        names = symbolic_dims(part)
-        return bind_dims(part, {n: size for n, size in known.items() if n in names})
+        known, names = self.prepared.dims, symbolic_dims(model)
+        left = {name for name in names if evaluate_dim(name, known) is None}
+        if left:
+            model = copied(model)
+            for value in model.graph.input:
+                for dim in value.type.tensor_type.shape.dim:
+                    if dim.dim_param in left:
+                        dim.ClearField("dim_param")
+        return bind_dims(model, {n: size for n, size in known.items() if n in names})
 
     def inputs(self, draw: int, also: Collection[str]) -> dict[str, Array]:
         """Made-up inputs, of one kind or another; bfloat16 as float32."""

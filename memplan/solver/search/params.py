@@ -130,8 +130,8 @@ class SearchOptions:
     large-neighbourhood search (0: greedy and pruning alone). Where no time limit is reached, the
     plan depends on it and on ``seed`` alone and can be repeated on any machine. ``turn``: of
     several searches, which one this is: the first explores given orders, every further one others.
-    ``starts``: plans to go on from. ``halt``: one flag, set by another thread where time is over,
-    at which compiled code looks, which has no clock.
+    ``starts``: plans to go on from. ``halt``: one flag, set by another thread where nobody waits
+    any more, at which compiled code looks, which has no clock.
     """
 
     order: bool = True

@@ -112,7 +112,7 @@ def prune(
 ) -> Ints:
     """Remove recomputations that the budget does not need, costliest first (noise: roughly).
 
-    ``halt``: one flag, which another thread sets where time is over: what is left then is kept.
+    ``halt``: one flag, which another thread sets where nobody waits any more.
     """
     profile = evaluate(problem, sequence)
     limit = max(budget, profile.total.max())

@@ -32,7 +32,7 @@ from memplan.solver.bound.milp import Effort
 from memplan.solver.bound.order_free import OrderFreeBound, OrderFreeParams
 from memplan.solver.evaluate import decide
 from memplan.solver.forms import without_forms
-from memplan.solver.problem import Decision, Ints, Problem
+from memplan.solver.problem import Decision, Flags, Ints, Problem
 from memplan.solver.search.anytime import solve
 from memplan.solver.search.lowest_peak import solve_from
 from memplan.solver.search.params import PARAMS, SearchOptions, SearchParams
@@ -118,7 +118,7 @@ class _Portfolio:
     ) -> None:
         self.problem, self.options = problem, options
         self.params, self.deadline = options.params, deadline
-        self.halt, self.time_is_over = threading.Event(), np.zeros(1, np.bool_)
+        self.halt: Flags = np.zeros(1, np.bool_)  # an array: compiled searches look at it, too
         self.incumbent = Incumbent(problem, options.gap, progress)
         self.steps, self.taking = self._steps(), threading.Lock()
         self.bound: OrderFreeBound | None = None
@@ -149,18 +149,17 @@ class _Portfolio:
 
     def _side_by_side(self, threads: int) -> None:
         """What is late by a step that looks at no clock is left behind: it ends by itself, and
-        nobody hears of it. Compiled searches look at a flag."""
+        nobody hears of it."""
         pool = ThreadPoolExecutor(max_workers=threads)
         try:
             self._wait([pool.submit(self._work) for _ in range(threads)])
         finally:
-            self.halt.set()
-            self.time_is_over[0] = True
+            self.halt[0] = True
             pool.shutdown(wait=False)
 
     def _work(self) -> None:
         """One step after the other, while there are any."""
-        while not self.incumbent.closed and not self.halt.is_set():
+        while not self.incumbent.closed and not self.halt[0]:
             with self.taking:
                 step = next(self.steps, None)
             if step is None:
@@ -280,7 +279,7 @@ class _Portfolio:
     def _options(self, rounds: int) -> SearchOptions:
         options = self.options
         return SearchOptions(
-            options.order, options.seed, rounds, params=options.search, halt=self.time_is_over
+            options.order, options.seed, rounds, params=options.search, halt=self.halt
         )
 
     def _search_from(self, start: Ints, rounds: int) -> None:
@@ -298,14 +297,14 @@ class _Portfolio:
         return best.feasible, best.extra_cost if best.feasible else best.peak, bound.seconds
 
     def _fits(self) -> bool:
-        return self.halt.is_set() or self.incumbent.fits
+        return bool(self.halt[0]) or self.incumbent.fits
 
     def _done(self) -> bool:
-        return self.halt.is_set() or self.deadline.passed or self.incumbent.closed
+        return bool(self.halt[0]) or self.deadline.passed or self.incumbent.closed
 
     def _enough(self, _: float) -> bool:
         """Whether a search may stop: what it has found is the incumbent, or costs more."""
-        return self.halt.is_set() or self.incumbent.closed
+        return bool(self.halt[0]) or self.incumbent.closed
 
     def _wait(self, futures: list[Future[None]]) -> None:
         """Join the searches, but stay open to Ctrl-C; where there is a plan, not for long behind
@@ -313,7 +312,6 @@ class _Portfolio:
         pending = set(futures)
         latest = self.deadline.seconds + self.params.patience_seconds
         while pending and not (self.incumbent.fits and self.deadline.spent > latest):
-            self.time_is_over[0] = self.deadline.passed
             done, pending = wait(pending, timeout=self.params.poll_seconds)
             for future in done:
                 future.result()

@@ -125,6 +125,16 @@ def test_a_file_that_the_runtime_refuses_is_never_the_answer(
         rewrite(parse(GELU), options)
 
 
+def test_a_file_that_is_refused_without_pins_gets_all() -> None:
+    """A node of the plan itself reads what a fusion takes away."""
+    text = GELU.replace("float[64, 64] y)", "float[64, 64] y, float[64, 64] z)")
+    model = parse(text.replace("[y]", "[z] z = Exp(h) [y]"))
+    with pytest.raises(InvalidArgument, match="'h' is not"):
+        InferenceSession(model.SerializeToString())
+    options = RewriteOptions(parse_budget("1MB"), session="default", optimize="none", effort=1)
+    InferenceSession(rewrite(model, options).model.SerializeToString())
+
+
 def test_equal_bits_are_claimed_only_where_both_files_are_laid_out_alike() -> None:
     """The new file's pins keep the product behind the transposition; the original's is before."""
     options = RewriteOptions(parse_budget("1MB"), session="default", optimize="none", effort=1)

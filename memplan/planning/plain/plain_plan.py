@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from memplan.deadline import Deadline
 from memplan.errors import InfeasibleError, ModelRefusedError, PlanError
@@ -29,8 +30,8 @@ from memplan.units import format_bytes, printable
 _ATTEMPTS = 6
 _LOADS = 4
 # Shares of the time that is left: for a plan, and for all plans of which later runs keep the
-# budget, too.
-_ATTEMPT, _LATER = 0.4, 0.6
+# budget, too; and what each of those has at least, as one without time shows nothing.
+_ATTEMPT, _LATER, _LEAST = 0.4, 0.6, 0.15
 _FEWER = 0.25  # the same, for doing without fences and pins
 # Targets so close, as a share of the budget, that nothing lies between them.
 _CLOSE = 0.005
@@ -139,7 +140,7 @@ class _PlainPlanner:
 
     def _plan(self, budget: int, deadline: Deadline, *, later: bool) -> Plan:
         """A plan with every fence and pin; 0: the lowest."""
-        seconds = deadline.share(_ATTEMPT).left
+        seconds = max(deadline.share(_ATTEMPT).left, self.deadline.share(_LEAST).left)
         request = replace(self.prepared.request, budget_bytes=budget, outputs_reserved=later)
         asked = replace(self.prepared, request=request)
         return make_plan(asked, self.strategy, seconds, self.progress)
@@ -176,7 +177,7 @@ def _made(
             held = written_as_loaded(result.model, session, weights)
         except ModelRefusedError:
             bare = finished_with(draft, draft.input_fences[: result.input_fences], ())
-            fused = _changed(written_as_loaded(bare.model, session, weights))
+            fused = _fused(bare, session, weights, frozenset(draft.pinnable))
             if needed >= fused or load + 1 == _LOADS:
                 raise
             needed |= fused
@@ -185,6 +186,17 @@ def _made(
             break
         needed |= _changed(held)
     return _held_to(result, held, limits)
+
+
+def _fused(
+    bare: PlainModel, session: SessionKind, weights: Path, every: frozenset[str]
+) -> frozenset[str]:
+    """What the runtime fuses of a file without pins; ``every`` node where it refuses that, too, as
+    a node of the plan reads what a fusion takes away."""
+    try:
+        return _changed(written_as_loaded(bare.model, session, weights))
+    except ModelRefusedError:
+        return every
 
 
 def _changed(held: Loaded | None) -> frozenset[str]:

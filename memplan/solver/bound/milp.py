@@ -47,22 +47,20 @@ class Effort:
 
 
 class Program:
-    """minimize cost · x subject to rows, x between 0 and 1 (or more), some of it whole."""
+    """minimize cost · x subject to rows, x between 0 and 1, some of it whole."""
 
     def __init__(self, unit: float) -> None:
         """``unit``: the cost that tolerances are small against."""
         self.scale = _COST_SCALE / (unit or 1.0)
         self.cost: list[float] = []
-        self.upper: list[float] = []
         self.whole: list[bool] = []
         self.start, self.index, self.value = [0], [], []  # type: list[int], list[int], list[float]
         self.low: list[float] = []
         self.high: list[float] = []
 
-    def column(self, cost: float = 0.0, upper: float = 1.0, whole: bool = True) -> int:
-        """A new variable between 0 and ``upper``."""
+    def column(self, cost: float = 0.0, whole: bool = True) -> int:
+        """A new variable between 0 and 1."""
         self.cost.append(cost * self.scale)
-        self.upper.append(upper)
         self.whole.append(whole)
         return len(self.cost) - 1
 
@@ -147,7 +145,7 @@ class Program:
         model = highspy.HighsLp()
         model.num_col_, model.num_row_ = len(self.cost), len(self.low)
         model.col_cost_ = np.asarray(self.cost)
-        model.col_lower_, model.col_upper_ = np.zeros(len(self.cost)), np.asarray(self.upper)
+        model.col_lower_, model.col_upper_ = np.zeros(len(self.cost)), np.ones(len(self.cost))
         model.row_lower_, model.row_upper_ = np.asarray(self.low), np.asarray(self.high)
         model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
         model.a_matrix_.start_ = np.asarray(self.start, dtype=np.int32)

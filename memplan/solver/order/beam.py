@@ -1,5 +1,4 @@
-"""Beam search over execution orders: the part of a sequence between two positions, put in an order
-that needs less memory.
+"""Beam search over execution orders: a sequence put in an order that needs less memory.
 
 Which value every instance reads stays as it is; the order may change within that. A state is the
 set of instances that have run. All states of one generation have run equally many; the best few
@@ -19,10 +18,6 @@ from memplan.solver.evaluate import evaluate
 from memplan.solver.jit import compiled, inner, leaf
 from memplan.solver.order.window import Shorts, Window, open_window
 from memplan.solver.problem import Arrays, Flags, Floats, Ints
-
-# Bytes of state that may be copied in one beam search (about half a second); sets the width.
-_WORK = 2.5e9
-WIDEST = 500
 
 
 class States(NamedTuple):
@@ -52,9 +47,9 @@ class Options(NamedTuple):
 def run_instance(window: Window, left: Shorts, live: int, j: int) -> tuple[int, int]:
     """Bytes while instance ``j`` runs, and live behind it. ``left`` is as before."""
     during = live + window.own[j]
-    for k in range(window.made_start[j], window.made_start[j + 1]):
-        during += window.size[window.made_group[k]]
-        live += window.size[window.made_group[k]]
+    for g in range(window.made_start[j], window.made_start[j + 1]):
+        during += window.size[g]
+        live += window.size[g]
     first, end = window.read_start[j], window.read_start[j + 1]
     for k in range(first, end):
         g = window.read_group[k]
@@ -151,12 +146,12 @@ def first_state(window: Window, states: States) -> None:
     states.waits[0], states.left[0] = window.waits, window.reads_left
     ready = np.flatnonzero(window.waits == 0)
     states.ready[0, : len(ready)] = ready
-    states.waiting[0], states.live[0] = len(ready), window.live[0]
+    states.waiting[0] = len(ready)
 
 
 @inner
 def search_order(window: Window, budget: int, width: int, noise: float) -> Ints:
-    """The instances of the window in the best order found."""
+    """The instances in the best order found."""
     count = len(window.waits)
     old = new_states(width, count, len(window.size))
     new = new_states(width, count, len(window.size))
@@ -211,25 +206,12 @@ def seen_before(table: Ints, mark: int) -> bool:
 
 @compiled
 def resequence(
-    problem: Arrays,
-    sequence: Ints,
-    movable: Flags,
-    budget: int,
-    lo: int,
-    hi: int,
-    width: int,
-    noise: float,
+    problem: Arrays, sequence: Ints, movable: Flags, budget: int, width: int, noise: float
 ) -> Ints:
-    """``sequence`` with positions lo..hi-1 in the order that a beam of ``width`` finds.
+    """``sequence`` in the order that a beam of ``width`` finds.
 
     Not necessarily better: in-place outputs are estimated, so the caller evaluates. ``noise``
-    (0..1) scales random factors on live bytes. ``width`` 0: as wide as half a second allows.
+    (0..1) scales random factors on live bytes.
     """
-    window = open_window(problem, evaluate(problem, sequence), movable, lo, hi)
-    count = hi - lo
-    if width == 0:
-        copied = 2.0 * count * (count + len(window.size) + 1)
-        width = max(1, min(WIDEST, int(_WORK / copied)))
-    result = sequence.copy()
-    result[lo:hi] = sequence[lo:hi][search_order(window, budget, width, noise)]
-    return result
+    window = open_window(problem, evaluate(problem, sequence), movable)
+    return sequence[search_order(window, budget, width, noise)]

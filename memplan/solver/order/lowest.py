@@ -93,7 +93,7 @@ class _Descent:
         if number % 3 == 1 and len(order) <= _LONGEST_BEAM:
             width = int(self.random.choice(_WIDTHS))
             noise = float(self.random.choice(_NOISES)) if number > 1 else 0.0
-            order = resequence(self.arrays, order, self.movable, aim, 0, len(order), width, noise)
+            order = resequence(self.arrays, order, self.movable, aim, width, noise)
             order = settle(self.arrays, order)
             self._offer(order)
         order, _ = reorder(self.arrays, order, self.movable, aim, _MOVES)

@@ -40,7 +40,6 @@ Everything that runs often is compiled; this module only decides what to run nex
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 import numpy as np
@@ -55,9 +54,6 @@ from memplan.solver.search.params import SearchOptions
 from memplan.solver.search.prune_sequence import prune
 from memplan.solver.search.repair import cost_of, repair
 from memplan.solver.search.starts import Starts
-
-_LOG = logging.getLogger(__name__)
-
 
 # Rounds of the refinement per call, so that a temperature holds for as many; on graphs longer than
 # so many positions, where one takes long, the clock is looked at behind each.
@@ -80,11 +76,7 @@ def solve(
         found: told of every sequence that fits and is better than those before.
         enough: given the best extra cost in seconds, says whether to stop (a bound is reached).
     """
-    search = AnytimeSearch(problem, deadline, options or SearchOptions(), found, enough)
-    decision = search.run()
-    if _LOG.isEnabledFor(logging.INFO):
-        search.log_end(decision)
-    return decision
+    return AnytimeSearch(problem, deadline, options or SearchOptions(), found, enough).run()
 
 
 class AnytimeSearch:
@@ -115,7 +107,6 @@ class AnytimeSearch:
         self.told = np.inf  # the best extra cost that was reported
         self.best: Ints | None = None
         self.fallback: Ints = problem.start
-        self.started_from = self.rounds = 0
         self.deadline = deadline
 
     def run(self) -> Decision:
@@ -137,40 +128,6 @@ class AnytimeSearch:
         # The least summed excess need not be the lowest peak.
         found = [self._decision(s) for s in (self.fallback, self.problem.start)]
         return min(found, key=lambda decision: decision.peak)
-
-    @property
-    def label(self) -> str:
-        """Which search this is, for the log: several may run at once."""
-        freedom = "nodes may move" if self.options.order else "order kept"
-        return f"search ({freedom}, seed {self.options.seed})"
-
-    def log_end(self, decision: Decision) -> None:
-        """Say what came of it, and why it stopped."""
-        base = self.problem.base_cost
-        result = f"+{100 * decision.extra_cost / base if base else 0.0:.3f}%"
-        if not decision.feasible:
-            result = f"nothing fits; lowest peak {decision.peak} B for {self.budget} B"
-        _LOG.info(
-            "%s: %s after %d starts and %d rounds in %.1f s; %s",
-            self.label,
-            result,
-            self.started_from,
-            self.rounds,
-            self.deadline.spent,
-            self._why_stopped(),
-        )
-
-    def _why_stopped(self) -> str:
-        if self._late():
-            return "time is over"
-        if self.best is None:
-            return "given up"
-        extra = self._cost(self.best) - self.problem.base_cost
-        if extra <= 0:
-            return "nothing is recomputed"
-        if self.enough is not None and self.enough(extra):
-            return "told that it is enough"
-        return "rounds are over"
 
     def _exchange(self, sequence: Ints | None) -> Ints | None:
         """Put another best sequence in place; the one before."""
@@ -217,7 +174,6 @@ class AnytimeSearch:
 
     def _search_from(self, start: Ints) -> tuple[float, Ints] | None:
         """Greedy and refinement; the best sequence from this start with its cost."""
-        self.started_from += 1
         best = self._exchange(None)
         excess = self._excess(start)
         self._offer(start, excess)
@@ -227,10 +183,7 @@ class AnytimeSearch:
             self._refine()
         found = self._exchange(best)
         if found is None:
-            _LOG.debug("%s: start %d leads to no plan", self.label, self.started_from)
             return None
-        extra = 100 * self._extra(found)
-        _LOG.debug("%s: start %d leads to +%.3f%%", self.label, self.started_from, extra)
         self._take(found)
         return self._cost(found), found
 
@@ -252,7 +205,6 @@ class AnytimeSearch:
             )
             self._offer(sequence, excess)
             current = self.fallback
-        _LOG.debug("%s: %d restarts with noise", self.label, attempts)
 
     def _refine(self) -> None:
         """Large-neighbourhood search until rounds or time are over."""
@@ -280,7 +232,6 @@ class AnytimeSearch:
                 self.options.halt,
             )
             done += chunk
-            self.rounds += chunk
             if gains:
                 self._report()
             if self.deadline.spent - begun > self.deadline.left:  # 20 s on 100,000 nodes
@@ -293,7 +244,6 @@ class AnytimeSearch:
         extra = self._extra(self.best)
         if extra < self.told:
             self.told = extra
-            _LOG.debug("%s: +%.3f%% after %d rounds", self.label, 100 * extra, self.rounds)
             if self.found is not None:
                 self.found(settle(self.arrays, self.best))
 

@@ -35,16 +35,14 @@ class Starts:
         """The ``number``-th order to start from, as the runtime runs it: 0 is the given order, 1
         the one that a beam finds, the others are random."""
         params, problem = self.params, self.problem
-        start, length = problem.start, len(problem.start)
-        if number == 0 or length > params.longest_beam:
+        start = problem.start
+        if number == 0 or len(start) > params.longest_beam:
             return self.ease(start)
         noise, budget = 0.0, problem.budget
         if number > 1:
             noise = float(self.random.choice(params.beam_noises))
             budget = int(problem.budget * self.random.choice(params.beam_budgets))
-        order = resequence(
-            problem.arrays, start, self.movable, budget, 0, length, params.beam, noise
-        )
+        order = resequence(problem.arrays, start, self.movable, budget, params.beam, noise)
         return self.ease(settle(problem.arrays, order))
 
     def shaken(self, best: Ints) -> Ints:

@@ -26,7 +26,7 @@ def warm_up() -> None:
     no = np.zeros(1, np.bool_)
     improve(arrays, order, order, flags, ~flags, flags, arrays.cost, 4, 0, 0.0, 0.0, ROUNDS, no)
     reorder(arrays, order, flags, 3, 0)
-    resequence(arrays, order, flags, 3, 0, 3, 1, 0.0)
+    resequence(arrays, order, flags, 3, 1, 0.0)
 
 
 def tiny_problem() -> Problem:

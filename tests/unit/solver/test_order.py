@@ -34,7 +34,7 @@ def test_a_wide_beam_finds_the_best_order_of_a_small_graph(seed: int) -> None:
         for order in orders
         if evaluate(case.arrays, order).total.max() < IMPOSSIBLE
     )
-    found = resequence(problem.arrays, problem.start, problem.movable, budget, 0, 7, 400, 0.0)
+    found = resequence(problem.arrays, problem.start, problem.movable, budget, 400, 0.0)
     assert excess(problem, found) == best
 
 

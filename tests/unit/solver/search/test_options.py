@@ -1,4 +1,4 @@
-"""What ends a search, what it depends on, and what it tells."""
+"""What ends a search, and what it depends on."""
 
 import pytest
 
@@ -54,22 +54,6 @@ def test_every_part_can_be_switched_off_alone(params: SearchParams) -> None:
         first, again = (run(irregular(3), 0.6, Clock(step), options) for step in (0.01, 1.0))
         assert first.feasible
         assert first.sequence.tolist() == again.sequence.tolist()
-
-
-def test_a_search_says_what_it_tried_and_why_it_stopped(caplog: pytest.LogCaptureFixture) -> None:
-    case = irregular(3)
-    problem = case.problem(int(0.8 * case.peak(case.order)))
-    with caplog.at_level("DEBUG", "memplan.solver"):
-        found = solve(problem, Deadline(), SearchOptions(seed=7, iterations=5))
-    assert {record.name for record in caplog.records} == {"memplan.solver.search.anytime"}
-    *tried, end = caplog.records
-    assert end.levelname == "INFO"
-    assert {record.levelname for record in tried} == {"DEBUG"}
-    assert sum(": start " in record.getMessage() for record in tried) == 3
-    text = end.getMessage()
-    assert text.startswith("search (nodes may move, seed 7): +")
-    assert f"+{100 * found.extra_cost / problem.base_cost:.3f}% after 3 starts" in text
-    assert text.endswith("; rounds are over")
 
 
 def test_the_caller_can_say_what_is_enough() -> None:

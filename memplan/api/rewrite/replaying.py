@@ -113,9 +113,17 @@ def _named(fingerprint: str) -> str:
 
 def _proved(source: Source, goal: Goal, plan: PlanFile) -> Proved:
     candidate = _candidate(source, goal, plan)
-    steps = (*candidate.loops, *_steps(candidate, goal, plan))
+    try:
+        steps = (*candidate.loops, *_steps(candidate, goal, plan))
+    except PlanError:
+        _require_versions(plan)
+        raise
     model = steps[-1].model if steps else candidate.model
-    _require_planned(model, plan)
+    if model.prepared.fingerprint != plan.model.planned:
+        _require_versions(plan)
+        raise PlanError(
+            "the plan's passes, chunks and loops do not make the graph of its sequence", EDITED
+        )
     prepared = _prepared(model, goal, plan)
     decided = with_loops(_plan(prepared, goal, plan), candidate.loops, goal.costs, model.graph)
     plain = None
@@ -129,14 +137,12 @@ def _proved(source: Source, goal: Goal, plan: PlanFile) -> Proved:
     return replace(found, planned=replace(found.planned, plan=told))
 
 
-def _require_planned(model: OpenModel, plan: PlanFile) -> None:
-    """Refuse a plan whose own graph, behind fusions and passes, is not ``model``.
+def _require_versions(plan: PlanFile) -> None:
+    """Refuse a plan whose own graph, behind fusions and passes, other versions made.
 
     Raises:
-        PlanError: it is not.
+        PlanError: they did.
     """
-    if model.prepared.fingerprint == plan.model.planned:
-        return
     made_with = plan.model.runtime, plan.memplan
     if made_with != versions():
         was, now = (
@@ -146,9 +152,6 @@ def _require_planned(model: OpenModel, plan: PlanFile) -> None:
         raise PlanError(
             f"the plan was made with {printable(was)}; {now} make another graph of this model", ANEW
         )
-    raise PlanError(
-        "the plan's passes, chunks and loops do not make the graph of its sequence", EDITED
-    )
 
 
 def _prepared(model: OpenModel, goal: Goal, plan: PlanFile) -> Prepared:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from memplan.simulate.opened import OpenModel
 from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import SessionKind
 from memplan.solver.strategy import Progress, Strategy
-from memplan.units import format_bytes, printable
+from memplan.units import format_bytes
 
 _ATTEMPTS = 6
 _LOADS = 4
@@ -224,35 +223,18 @@ def plain_again(
     """A plan with the fences and pins that were found for it, in a plain session.
 
     Raises:
-        PlanError: the planned graph lacks what one of them is for.
+        PlanError: the planned graph has other inputs, constants or tensors.
         UsageError: the graph has no input.
     """
     draft = _draft(model, plan, session)
-    fences = {fence.sources[0]: fence for fence in draft.input_fences}
-    _require_known("input_fences", decision.input_fences, fences.keys())
-    chosen = [fences[name] for name in decision.input_fences]
-    made = {name for node in draft.written(chosen).graph.node for name in node.output if name}
-    _require_known("pins", decision.pins, made)
-    result = finished_with(draft, chosen, decision.pins)
+    fenced, pins = {*decision.input_fences}, {*decision.pins}
+    chosen = [fence for fence in draft.input_fences if fence.sources[0] in fenced]
+    pinned = [tensor for tensor in draft.pinnable.values() if tensor in pins]
+    if decision != PlainDecision(tuple(fence.sources[0] for fence in chosen), tuple(pinned)):
+        raise PlanError("the plan's fences and pins are for other tensors", EDITED)
+    result = finished_with(draft, chosen, pinned)
     held = written_as_loaded(result.model, session, model.prepared.beside)
     return _held_to(result, held, Peaks(plan.budget_bytes, _UNBOUNDED))
-
-
-def _require_known(entry: str, names: Sequence[str], known: Collection[str]) -> None:
-    """Refuse a list of a plan file that names what is not there, or anything twice.
-
-    Raises:
-        PlanError: it does.
-    """
-    seen: set[str] = set()
-    for place, name in enumerate(names):
-        if name not in known or name in seen:
-            why = "stands there twice" if name in known else "is not in the planned graph"
-            raise PlanError(
-                f"the plan's plain.{entry}[{place}]: '{printable(name)}' {why}",
-                EDITED,
-            )
-        seen.add(name)
 
 
 def everything_fenced(request: PlanRequest) -> PlanRequest:

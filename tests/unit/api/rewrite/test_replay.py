@@ -235,9 +235,18 @@ EDITS: list[tuple[Edit, str]] = [
         lambda plan: plan.update(accounting=0),
         "written by an older memplan: its accounting is 0",
     ),
-    (lambda plan: plan.update(order=["a"], passes=[ORDERED]), "order"),
+    (lambda plan: plan.update(order=["a"], passes=[ORDERED]), "order: the graph has other nodes"),
+    (
+        lambda plan: plan.update(order=backwards(plan), passes=[ORDERED]),
+        "comes before what it reads",
+    ),
 ]
 ORDERED = {"name": "order", "changed": True}
+
+
+def backwards(plan: dict[str, Any]) -> list[str]:
+    """The nodes, the last one first."""
+    return list(dict.fromkeys(plan["sequence"]))[::-1]
 
 
 @pytest.mark.rejects

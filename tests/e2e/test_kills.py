@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
+from helpers.graphs import parse
 from helpers.moments import Moments
 from memplan_cli.main import cli
 
@@ -27,20 +28,12 @@ GRAD = ("grad", "forward.onnx", "--loss", "loss", "--no-check", "--weights", "co
 def make_forward(folder: Path, seed: int) -> None:
     """A network with weights beside it; another ``seed``, other weights."""
     random = np.random.default_rng(seed)
-    weights = [
-        numpy_helper.from_array(random.normal(0, 0.1, size).astype(np.float32), name)
-        for name, size in {"w1": (32, 64), "w2": (64, 8)}.items()
-    ]
-    nodes = [
-        helper.make_node("MatMul", ["x", "w1"], ["a"]),
-        helper.make_node("Tanh", ["a"], ["b"]),
-        helper.make_node("MatMul", ["b", "w2"], ["y"]),
-        helper.make_node("ReduceMean", ["y"], ["loss"], keepdims=0),
-    ]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [16, 32])
-    loss = helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])
-    graph = helper.make_graph(nodes, "network", [x], [loss], weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    model = parse("""network (float[16,32] x) => (float loss) {
+        a = MatMul (x, w1)  b = Tanh (a)  y = MatMul (b, w2)
+        loss = ReduceMean <keepdims = 0> (y) }""")
+    for name, size in {"w1": (32, 64), "w2": (64, 8)}.items():
+        values = random.normal(0, 0.1, size).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(values, name))
     path, data = folder / "forward.onnx", "forward.onnx.weights"
     (folder / data).unlink(missing_ok=True)
     onnx.save_model(model, path, save_as_external_data=True, location=data, size_threshold=0)

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from helpers import odd_models as odd
+from helpers.graphs import parse
 from helpers.refusals import assert_harmless
 from helpers.running import Memplan
 from memplan.errors import EXIT_USAGE
@@ -158,16 +159,9 @@ def test_gigabytes_of_weights_are_neither_read_nor_copied(inside: Memplan, tmp_p
     rows, columns = 16384, 40960  # 2.5 GiB
     with (tmp_path / "deep/w.bin").open("wb") as stream:
         stream.truncate(4 * rows * columns)
-    info = helper.make_tensor_value_info
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["a"], name="product"),
-        helper.make_node("ReduceMean", ["a"], ["loss"], name="mean", keepdims=0),
-    ]
-    inputs = [info("x", TensorProto.FLOAT, [4, rows])]
-    outputs = [info("loss", TensorProto.FLOAT, [])]
-    weights = [_external("w", [rows, columns])]
-    graph = helper.make_graph(nodes, "large", inputs, outputs, weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model = parse(f"""large (float[4,{rows}] x) => (float loss)
+        {{ [product] a = MatMul (x, w)  [mean] loss = ReduceMean <keepdims = 0> (a) }}""")
+    model.graph.initializer.append(_external("w", [rows, columns]))
     onnx.save(model, tmp_path / MODEL)
     command = ("rewrite", MODEL, "--budget", "100%", "-o", "out.onnx", "--format", "json")
     done = subprocess.run(

@@ -4,7 +4,6 @@ there."""
 import os
 import subprocess
 from pathlib import Path
-from random import Random
 
 import onnx
 
@@ -80,22 +79,3 @@ def two_heads(*, together: bool) -> onnx.ModelProto:
     text = f"""g (float[64, {WIDTH}] x, float[{WIDTH}, 512] v, float[{WIDTH}, 512] w)
         => (float loss) {{ {"  ".join(order)}  loss = Add(i, j) }}"""
     return parse(text)
-
-
-def renamed(model: onnx.ModelProto, seed: int = 1) -> onnx.ModelProto:
-    """The model as another exporter might write it: no node and no tensor keeps its name."""
-    draw, names = Random(seed), dict[str, str]()
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-
-    def other(name: str) -> str:
-        return names.setdefault(name, f"v{draw.randrange(10**9)}_{len(names)}") if name else ""
-
-    graph = result.graph
-    for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
-        value.name = other(value.name)
-    for k, node in enumerate(graph.node):
-        node.name = f"n{k}"
-        node.input[:] = [other(name) for name in node.input]
-        node.output[:] = [other(name) for name in node.output]
-    return result

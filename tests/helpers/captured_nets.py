@@ -12,7 +12,7 @@ from helpers.models import load_benchmark
 from helpers.with_torch import Tensor, functional, nn, torch
 
 TINY = load_benchmark("nets").TINY
-"""Six families, which tests/ort/test_families.py compares in float32; here is what they lack."""
+"""Six families, compared in float32; here is what they lack."""
 
 
 class Classified(nn.Module):

@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-import numpy as np
 import onnx
 import onnx.parser
-from onnx import helper
 
-from helpers.graphs import TUNED
+from helpers.graphs import TUNED, parse
 from memplan.autodiff.backward import Request, build_gradients
 from memplan.ops.cost import device_for
 from memplan.passes.loops.loop_pairs import RecurrentPair, find_pairs
@@ -69,32 +67,21 @@ def cell(steps: int = 5, batch: int = 3) -> OpenModel:
 
 def layer(op: str, steps: int, batch: int, width: int, hidden: int, layers: int = 1) -> OpenModel:
     """The training graph of recurrent layers: LSTM, GRU or RNN."""
-    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
-    nodes, inputs = [], [helper.make_tensor_value_info("x", 1, [steps, batch, width])]
-    source = "x"
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op] * hidden
+    inputs, nodes, source = [f"float[{steps},{batch},{width}] x"], [], "x"
     for k in range(layers):
-        for name, shape in (
-            (f"w{k}", [1, gates * hidden, width if k == 0 else hidden]),
-            (f"r{k}", [1, gates * hidden, hidden]),
-            (f"b{k}", [1, 2 * gates * hidden]),
-        ):
-            inputs.append(helper.make_tensor_value_info(name, 1, shape))
+        wide = hidden if k else width
+        inputs.append(f"float[1,{gates},{wide}] w{k}, float[1,{gates},{hidden}] r{k}")
+        inputs.append(f"float[1,{2 * gates}] b{k}")
         nodes.append(
-            helper.make_node(
-                op,
-                [source, f"w{k}", f"r{k}", f"b{k}"],
-                [f"y{k}"],
-                name=f"layer{k}",
-                hidden_size=hidden,
-            )
+            f"[layer{k}] y{k} = {op} <hidden_size = {hidden}> ({source}, w{k}, r{k}, b{k}) "
+            f"[squeeze{k}] z{k} = Squeeze (y{k}, one)"
         )
-        nodes.append(helper.make_node("Squeeze", [f"y{k}", "one"], [f"z{k}"], name=f"squeeze{k}"))
         source = f"z{k}"
-    axes = onnx.numpy_helper.from_array(np.asarray([1]), "one")
-    out = helper.make_tensor_value_info(source, 1, [steps, batch, hidden])
-    graph = helper.make_graph(nodes, "layers", inputs, [out], [axes])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    return trained(model)
+    return trained(
+        parse(f"""layers ({", ".join(inputs)}) => (float[{steps},{batch},{hidden}] {source})
+            <int64[1] one = {{1}}> {{ {" ".join(nodes)} }}""")
+    )
 
 
 def pairs_of(model: OpenModel) -> tuple[RecurrentPair, ...]:

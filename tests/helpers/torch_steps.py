@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 
 import memplan
-from helpers.captured_nets import NETS
+from helpers.captured_nets import FAMILIES, NETS
 from helpers.gradients import reference, runtime
 from helpers.with_torch import Tensor, nn, torch
 from memplan.ir.roles import Role
@@ -33,7 +33,7 @@ class Reversed(torch.autograd.Function):
 
 def net(name: str, *, wide: bool = False) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """A network of ``captured_nets`` whose parameters are all of some size."""
-    made = NETS[name]
+    made = (FAMILIES | NETS)[name]
     torch.manual_seed(0)
     module, batch = made.make(), made.batch()
     with torch.no_grad():

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import memplan
+from helpers.captured_nets import FAMILIES
+from helpers.models import ROOT, load_benchmark
 from helpers.torch_steps import captured, gradient_error, net, outputs_of, trained
 from helpers.with_torch import torch
 
@@ -28,6 +30,26 @@ def test_loss_and_gradients_are_those_of_pytorch_in_float64(name: str) -> None:
     module, batch = net(name, wide=True)
     capture = captured(memplan.TorchStep(module, None, batch))
     assert gradient_error(capture, module, batch, lambda: module(*batch)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_loss_and_gradients_of_families_are_those_of_pytorch(name: str) -> None:
+    module, batch = net(name)
+    # What the check of capture is, too: here it is not its own judge.
+    capture = captured(memplan.TorchStep(module, None, batch), check=False)
+    assert gradient_error(capture, module, batch, lambda: module(*batch)) <= 1e-4
+
+
+def test_steps_of_families_need_no_assumption(tmp_path: Path) -> None:
+    wanted = ["--only", "vit", "--only", "unet"]
+    load_benchmark("graphs").main([str(tmp_path), "--size", "tiny", *wanted])
+    files = sorted(tmp_path.glob("*.onnx"))
+    assert [path.name for path in files] == ["unet3_tiny.onnx", "vit_tiny.onnx"]
+    for path in files:
+        analysis = memplan.analyze(path)
+        assert analysis.assumptions == ()
+        assert analysis.stashes
+        assert str(ROOT).encode() not in path.read_bytes()
 
 
 def test_a_network_of_float16_as_a_whole() -> None:

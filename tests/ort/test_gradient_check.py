@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import memplan
-from helpers.gradients import runtime
+from helpers.gradients import runtime, single
 from helpers.graphs import parse
 from helpers.running import Memplan, runner
 from memplan.api.grad import check_graphs, gradient_check
@@ -309,20 +309,13 @@ def test_operators_without_a_float64_kernel_are_the_same_in_float64(
     generator = np.random.default_rng(2)
     group = attributes.get("group", 1)
     kernel = (4, 4 // int(str(group)), 3, 2)
-    feeds = {"x": generator.standard_normal((2, 4, 7, 6))}
+    arrays = [generator.standard_normal((2, 4, 7, 6)).astype(np.float32)]
     if "Conv" in op:
-        feeds |= {"w": generator.standard_normal(kernel)}
-    node = helper.make_node(op, list(feeds), ["y"], **attributes)
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, a.shape) for n, a in feeds.items()],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    wide, left = in_double(onnx.shape_inference.infer_shapes(model))
+        arrays.append(generator.standard_normal(kernel).astype(np.float32))
+    model, feeds = single(op, *arrays, out_dtypes=[TensorProto.FLOAT], **attributes)
+    wide, left = in_double(model)
     assert not left
-    (wanted,) = runtime(model, {n: a.astype(np.float32) for n, a in feeds.items()}).values()
-    (found,) = runtime(wide, feeds).values()
+    (wanted,) = runtime(model, feeds).values()
+    (found,) = runtime(wide, {n: a.astype(np.float64) for n, a in feeds.items()}).values()
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)

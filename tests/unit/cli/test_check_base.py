@@ -9,7 +9,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from helpers.branches import OF_A_HOOK, commit, git, renamed, repository, step, two_heads
+from helpers.branches import OF_A_HOOK, commit, git, repository, step, two_heads
+from helpers.renaming import renamed
 from helpers.running import Memplan, runner
 from memplan_cli.check import FORMATS
 

@@ -195,17 +195,10 @@ def test_a_sample_step_updates_all_of_its_state_in_place() -> None:
 
 def test_a_long_chain_of_views_and_claims_takes_linear_time(tmp_path: Path) -> None:
     count = 20_000
-    nodes = [onnx.helper.make_node("Identity", ["w"], ["v0"])]
-    nodes += [onnx.helper.make_node("Identity", [f"v{k}"], [f"v{k + 1}"]) for k in range(count)]
-    nodes.append(onnx.helper.make_node("Neg", ["w"], ["w_new"]))
-    kind = onnx.helper.make_tensor_type_proto(1, [4])
-    graph = onnx.helper.make_graph(
-        nodes,
-        "g",
-        [onnx.helper.make_value_info("w", kind)],
-        [onnx.helper.make_value_info("w_new", kind)],
+    views = " ".join(f"v{k + 1} = Identity (v{k})" for k in range(count))
+    model = parse(
+        f"g (float[4] w) => (float[4] w_new) {{ v0 = Identity (w) {views} w_new = Neg (w) }}"
     )
-    model = onnx.helper.make_model(graph)
     assert not unsafe_pairs(model, {"w_new": "w"})
     claims = {f"o{k}": "w" for k in range(count)}
     assert len(unsafe_pairs(model, claims)) == count

@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from helpers.graphs import parse
 from memplan.errors import ModelError
 from memplan.proto import limits
 from memplan.proto.read import check_structure
@@ -21,25 +22,23 @@ def floats(name: str, shape: list[int] | None) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
 
 
-def model_of(nodes: list[onnx.NodeProto], **more: object) -> onnx.ModelProto:
+def model_of(nodes: list[onnx.NodeProto]) -> onnx.ModelProto:
     graph = helper.make_graph(nodes, "g", [floats("x", [4])], [floats("y", [4])])
-    imports = [helper.make_opsetid("", 18), helper.make_opsetid("local", 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=10, **more)
+    imports = [helper.make_opsetid("", 18)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10)
 
 
 def calling_twice(levels: int) -> onnx.ModelProto:
     """Functions of which each calls the next twice."""
-    imports = [helper.make_opsetid("", 18), helper.make_opsetid("local", 1)]
-    functions = []
-    for level in range(levels):
-        op, domain = (f"f{level - 1}", "local") if level else ("Relu", "")
-        nodes = [
-            helper.make_node(op, ["a"], ["b"], domain=domain),
-            helper.make_node(op, ["b"], ["c"], domain=domain),
-        ]
-        functions.append(helper.make_function("local", f"f{level}", ["a"], ["c"], nodes, imports))
-    call = helper.make_node(f"f{levels - 1}", ["x"], ["y"], domain="local")
-    return model_of([call], functions=functions)
+    calls = ["Relu", *(f"local.f{level}" for level in range(levels))]
+    functions = "\n".join(
+        f'<domain: "local", opset_import: ["" : 18, "local" : 1]> '
+        f"f{level} (a) => (c) {{ b = {call} (a)  c = {call} (b) }}"
+        for level, call in enumerate(calls[:-1])
+    )
+    return parse(f"""<ir_version: 10, opset_import: ["" : 18, "local" : 1]>
+        g (float[4] x) => (float[4] y) {{ y = {calls[-1]} (x) }}
+        {functions}""")
 
 
 @pytest.mark.parametrize(
@@ -102,22 +101,18 @@ def test_too_many_outputs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         check_structure(model, PATH)
 
 
+BRANCHES = ("then_branch", "else_branch")
+
+
 def doubling(levels: int, *, in_body: bool) -> onnx.ModelProto:
     """A vector that doubles: 4·2^levels elements; its shape is all that is wanted."""
-    start = numpy_helper.from_array(np.ones(4, np.int64), "c0")
-    nodes = [
-        helper.make_node("Concat", [f"c{k}", f"c{k}"], [f"c{k + 1}"], axis=0) for k in range(levels)
-    ]
-    last = helper.make_node("Expand", ["one", f"c{levels}"], ["y"])
-    one = numpy_helper.from_array(np.ones(1, np.float32), "one")
+    nodes = "  ".join(f"c{k + 1} = Concat <axis = 0> (c{k}, c{k})" for k in range(levels))
+    nodes += f"  y = Expand (one, c{levels})"
     if in_body:
-        body = helper.make_graph([*nodes, last], "b", [], [floats("y", None)])
-        nodes = []
-        last = helper.make_node("If", ["flag"], ["y"], then_branch=body, else_branch=body)
-    model = model_of([*nodes, last])
-    model.graph.initializer.extend([start, one, numpy_helper.from_array(np.array(True), "flag")])
-    model.graph.output[0].type.tensor_type.ClearField("shape")
-    return model
+        bodies = (f"{way} = {way} () => (y) {{ {nodes} }}" for way in BRANCHES)
+        nodes = f"y = If (flag) <{', '.join(bodies)}>"
+    return parse(f"""g (float[4] x) => (y) <int64[4] c0 = {{1, 1, 1, 1}}, float[1] one = {{1}},
+        bool flag = {{1}}> {{ {nodes} }}""")
 
 
 @pytest.mark.parametrize("in_body", [False, True])

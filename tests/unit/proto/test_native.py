@@ -5,7 +5,6 @@ import signal
 
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from memplan.errors import ModelError
 from memplan.proto import native
@@ -101,11 +100,8 @@ def test_a_system_that_cannot_fork_calls_directly(monkeypatch: pytest.MonkeyPatc
 
 def test_attributes_that_are_left_out_do_not_empty_the_constants_of_a_function() -> None:
     # onnx's inliner leaves them out of the nodes that it makes: BlackmanWindow has two defaults.
-    size = helper.make_tensor_value_info("n", TensorProto.INT64, [])
-    window = helper.make_tensor_value_info("w", TensorProto.FLOAT, None)
-    node = helper.make_node("BlackmanWindow", ["n"], ["w"])
-    graph = helper.make_graph([node], "g", [size], [window])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    text = "g (int64 n) => (float[k] w) { w = BlackmanWindow (n) }"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> {text}')
     inlined = native.inline_functions(model, ["BlackmanWindow"])
     constants = [node for node in inlined.graph.node if node.op_type == "Constant"]
     assert constants

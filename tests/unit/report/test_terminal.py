@@ -11,6 +11,7 @@ import pytest
 from onnx import helper
 from rich.console import Console
 
+from helpers.graphs import parse
 from helpers.reports import text_of
 from helpers.running import Memplan
 from helpers.state_graphs import state_step
@@ -75,17 +76,12 @@ def test_grad_says_once_what_every_tensor_has(inside: Memplan, tmp_path: Path) -
     """``grad -v`` listed 150 lines of names."""
     count = 40
     weights = [f"block.{k}.weight" for k in range(count)]
-    nodes = [
-        helper.make_node("MatMul", [f"h{k}", weight], [f"h{k + 1}"])
-        for k, weight in enumerate(weights)
-    ]
-    values = [helper.make_tensor_value_info(name, 1, [4, 4]) for name in ("h0", f"h{count}")]
-    tensors = [helper.make_tensor(weight, 1, [4, 4], [0.1] * 16) for weight in weights]
-    graph = helper.make_graph(nodes, "g", values[:1], values[1:], tensors)
-    opset = [helper.make_opsetid("", 20)]
-    onnx.save(
-        helper.make_model(graph, opset_imports=opset, ir_version=10), tmp_path / "forward.onnx"
-    )
+    products = " ".join(f"h{k + 1} = MatMul (h{k}, w{k})" for k in range(count))
+    model = parse(f"g (float[4,4] h0) => (float[4,4] h{count}) {{ {products} }}")
+    for node, weight in zip(model.graph.node, weights, strict=True):
+        node.input[1] = weight
+        model.graph.initializer.append(helper.make_tensor(weight, 1, [4, 4], [0.1] * 16))
+    onnx.save(model, tmp_path / "forward.onnx")
     options = ("--loss", "mse", "--logits", f"h{count}", "--optimizer", "adamw", "-v")
     done = inside("grad", "forward.onnx", "-o", "step.onnx", *options)
     assert done.returncode == 0, done.stderr

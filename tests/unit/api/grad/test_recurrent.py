@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 import memplan
 from helpers.gradients import draw, reference, runtime, single
+from helpers.graphs import parse
 from helpers.recurrent_layers import layer
 from memplan.api.grad.differentiate import grad
 from memplan.api.grad.training_graph import GradOptions
@@ -42,32 +43,12 @@ def test_peepholes_are_refused() -> None:
 
 def test_weights_inside_a_body(tmp_path: Path) -> None:
     """They move to the main graph, where they are trained like others."""
+    model = parse("""g (float[2,9] h0, float[3,2,9] x) => (float loss) {
+        last = Scan <num_scan_inputs = 1, body = step (float[2,9] h, float[2,9] u) => (float[2,9] o)
+            { m = MatMul (h, weight)  n = Add (m, u)  o = Tanh (n) }> (h0, x)
+        loss = ReduceSum <keepdims = 0> (last) }""")
     weight = numpy_helper.from_array(draw((9, 9)).astype(np.float32) / 9, "weight")
-    body = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["h", "weight"], ["m"]),
-            helper.make_node("Add", ["m", "u"], ["n"]),
-            helper.make_node("Tanh", ["n"], ["o"]),
-        ],
-        "body",
-        [helper.make_tensor_value_info(name, 1, [2, 9]) for name in ("h", "u")],
-        [helper.make_tensor_value_info("o", 1, [2, 9])],
-        [weight],
-    )
-    nodes = [
-        helper.make_node("Scan", ["h0", "x"], ["last"], body=body, num_scan_inputs=1, name="loop"),
-        helper.make_node("ReduceSum", ["last"], ["loss"], keepdims=0),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "graph",
-        [
-            helper.make_tensor_value_info("h0", 1, [2, 9]),
-            helper.make_tensor_value_info("x", 1, [3, 2, 9]),
-        ],
-        [helper.make_tensor_value_info("loss", 1, [])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    model.graph.node[0].attribute[1].g.initializer.append(weight)
     onnx.save(model, tmp_path / "f.onnx")
     options = GradOptions(loss="loss")
     assert grad(tmp_path / "f.onnx", options).wrt == ("weight",)

@@ -355,27 +355,6 @@ def other_form(s: Scene) -> str:
     return f"{node.op_type} as {' '.join(each.op_type for each in nodes)}"
 
 
-def rebuilt_dropout(s: Scene) -> str:
-    """Dropout's output from its mask, divided by the share that is kept or times its inverse."""
-    place, node = s.node(lambda node: node.op_type == "Dropout" and len(node.input) > 2)
-    source, made = node.input[0], node.output[0]
-    held = {tensor.name: tensor for tensor in s.graph.initializer}
-    share = np.float32(1) - np.float32(numpy_helper.to_array(held[node.input[1]]).reshape(-1)[0])
-    op, scale = s.r.choice((("Div", share), ("Mul", np.float32(1) / share)))
-    if s.r.random() < 0.3:
-        scale = np.nextafter(scale, np.float32(9))
-    if len(node.output) < 2 or not node.output[1]:
-        node.output[:] = [made, s.fresh("mask")]
-    k, slot = s.reader([made], place)
-    again = s.graph.node[k].input[slot] = s.fresh(made)
-    text = (
-        f"c = Cast <to: int = 1> (m) k = Mul (c, x) "
-        f"s = Constant <value_float: float = {float(scale)!r}> () y = {op} (k, s)"
-    )
-    s.insert(k, text, {"m": node.output[1], "x": source, "y": again})
-    return f"Dropout rebuilt by {op}"
-
-
 Edit = Callable[[Scene], str]
 OTHER: tuple[Edit, ...] = (
     *(read_another, read_another, swap_reads, swap_reads, change_attribute, change_attribute),
@@ -383,7 +362,7 @@ OTHER: tuple[Edit, ...] = (
 )
 SAME: tuple[Edit, ...] = (
     *(insert_copy, insert_copy, insert_copy, compute_again, constancy, move_node, move_node),
-    *(in_parts, in_parts, other_form, other_form, rebuilt_dropout),
+    *(in_parts, in_parts, other_form, other_form),
 )
 _TRIES = 40
 

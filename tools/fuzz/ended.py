@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -24,12 +25,15 @@ if str(ROOT / "tests") not in sys.path:
 @dataclass(frozen=True, slots=True)
 class Ended:
     """``place``: what is wrong, nothing where all is well; ``message``: the first that is said of
-    it. ``counts``: how its parts ended. ``files``: what it was made of, to be kept of a find."""
+    it. ``counts``: how its parts ended. ``files``: what it was made of, to be kept of a find. What
+    it took: ``seconds`` of the processor, and resident memory at its highest."""
 
     counts: Mapping[str, int]
     place: str = ""
     message: str = ""
     files: Mapping[str, bytes] = field(default_factory=dict)
+    seconds: float = 0.0
+    peak_bytes: int = 0
 
 
 def called(arguments: Sequence[str]) -> tuple[int, str, str]:
@@ -55,9 +59,9 @@ def place_of(error: BaseException) -> str:
     return f"{type(error).__name__} {file}:{own[-1].lineno} {own[-1].name}"
 
 
-def forked(work: Callable[[], object], seconds: float | None) -> tuple[int, int, bool]:
-    """How a fork of this process ends that does some work, its resident bytes at their highest, and
-    whether it was killed for its time."""
+def forked(work: Callable[[], object], seconds: float | None) -> tuple[int, Any, bool]:
+    """The exit code of a fork of this process that does some work, what it used, with its children,
+    as :func:`os.wait4` says it, and whether it was killed because it was not over in time."""
     pid, late, begun = os.fork(), False, time.monotonic()
     if pid == 0:
         try:
@@ -74,7 +78,7 @@ def forked(work: Callable[[], object], seconds: float | None) -> tuple[int, int,
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         raise
-    return os.waitstatus_to_exitcode(found[1]), 1024 * found[2].ru_maxrss, late
+    return os.waitstatus_to_exitcode(found[1]), found[2], late
 
 
 def forked_child(

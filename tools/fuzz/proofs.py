@@ -11,7 +11,6 @@ with both apart.
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from helpers.sessions import session
 from memplan.api.validate.proof import equivalence_of
 from memplan.equivalence.in_place import unsafe_pairs
 from memplan.equivalence.prove import Equivalence, Side, prove, reference_side
-from memplan.errors import MemplanError
+from memplan.errors import EXIT_BUG, MemplanError
 from memplan.runtime.compare_outputs import output_difference, same_bits
 from memplan.runtime.inputs import synthesize
 from memplan.shapes.dims import symbolic_dims
@@ -41,6 +40,7 @@ EDITS = 250
 """Edits of each pair."""
 THREADS = (1, 2)
 _DRAWS = 4
+_ORDINARY = 2  # the first of them, in which numbers are finite and differ
 _SIZE = 4  # of every symbolic dimension
 _SHARE_IN_PLACE = 0.1  # of edits of steps with state that are run in place, proved or not
 _SHARE_OF_SAMPLES = 0.02
@@ -49,10 +49,11 @@ _TRIES = 6
 
 Array = npt.NDArray[np.generic]
 Feeds = Mapping[str, Array]
-Runs = list[list[Array] | None]
+Runs = list[dict[str, Array] | None]
 """Outputs by draw, then thread count; None where there are none to compare."""
 Found = tuple[str, str]
-"""What is wrong, and the words for it; nothing where all is well."""
+"""What is wrong with what is said of an edit, nothing where all is well; and what is to be counted,
+of a defect the words for it."""
 
 
 # --- What is edited -------------------------------------------------------------------------------
@@ -76,19 +77,6 @@ class Subject:
     runs: Runs = field(default_factory=list)
     noisy: set[str] = field(default_factory=set)
 
-    @property
-    def names(self) -> list[str]:
-        """The original's outputs."""
-        return [value.name for value in self.original.graph.output]
-
-
-@dataclass(frozen=True, slots=True)
-class Edited:
-    """A rewritten file with an edit; ``what`` says what was done."""
-
-    model: onnx.ModelProto
-    what: str
-
 
 def _rewritten(r: random.Random) -> tuple[str, onnx.ModelProto, onnx.ModelProto]:
     """How a training graph was rewritten, the graph and what was made of it; the same for the same
@@ -109,14 +97,17 @@ def _rewritten(r: random.Random) -> tuple[str, onnx.ModelProto, onnx.ModelProto]
         }
         budget = r.choice(("min", "min", "95%", "88%", "80%", "65%"))
         effort = 2 if "search" in options["strategy"] else 0
-        with suppress(MemplanError):
-            asked = memplan.RewriteOptions(
-                parse_budget(budget), optimize="none", effort=effort, **options
-            )
+        asked = memplan.RewriteOptions(
+            parse_budget(budget), optimize="none", effort=effort, **options
+        )
+        try:
             made = memplan.rewrite(model, asked).model
-            assert made is not None
-            said = " ".join(f"{key}={value}" for key, value in options.items())
-            return f"{name} {budget} {said}", model, made
+        except MemplanError as error:
+            if error.exit_code == EXIT_BUG:
+                raise
+            continue
+        said = " ".join(f"{key}={value}" for key, value in options.items())
+        return f"{name} {budget} {said}", model, made
     return f"{name} as it is", model, model
 
 
@@ -144,7 +135,7 @@ _TIES = (0.0, -0.0, 1.0, -1.0, 0.5, 2.0)
 
 def _special(feeds: Feeds, draw: int, numbers: np.random.Generator) -> Feeds:
     """The draw 2 with rare extreme numbers in it, the draw 3 of few different numbers."""
-    if draw < 2:
+    if draw < _ORDINARY:
         return feeds
     found = {}
     for name, value in feeds.items():
@@ -162,49 +153,61 @@ def _special(feeds: Feeds, draw: int, numbers: np.random.Generator) -> Feeds:
 
 def examined(seed: int, number: int, edits: int = EDITS) -> Ended:
     """The pair ``number`` and its edits, up to the first defect; and a count of what was said."""
-    subject = _subject(random.Random(f"{seed}/proof/{number}"))
-    counts: Counter[str] = Counter()
+    counts = Counter[str]()
+    try:
+        subject = _subject(random.Random(f"{seed}/proof/{number}"))
+    except Exception as error:  # of the planner, on a sound graph
+        return Ended(counts, place_of(error), str(error))
     for k in range(edits):
         r = random.Random(f"{seed}/proof/{number}/{k}")
         model = onnx.ModelProto()
         model.CopyFrom(subject.rewritten)
-        said = edited(model, subject.types, r) if k else []  # the first is the file as written
-        edit = Edited(model, f"{subject.what}: {'; '.join(said) or 'as written'}")
-        try:
-            place, message = _examined(subject, edit, counts, r, as_written=k == 0)
-        except Exception as error:  # of the proof, which never raises
-            place, message = place_of(error), f"{edit.what}: {type(error).__name__}: {error}"
-        if place:
-            files = {"original.onnx": subject.original, "edited.onnx": model}
-            data = {name: file.SerializeToString() for name, file in files.items()}
-            return Ended(counts, place, message, data)
+        said = "; ".join(edited(model, subject.types, r)) if k else "as written"
+        held = [_held]
+        if subject.state and r.random() < _SHARE_IN_PLACE:
+            held.append(_in_place)
+        for each in held:
+            try:
+                place, found = each(subject, model, said)
+            except Exception as error:  # of the proof, which never raises
+                place, found = place_of(error), f"{type(error).__name__}: {error}"
+            if place:
+                files = {"original.onnx": subject.original, "edited.onnx": model}
+                data = {name: file.SerializeToString() for name, file in files.items()}
+                return Ended(counts, place, f"{subject.what}: {said}: {found}", data)
+            counts[found] += 1
     return Ended(counts)
 
 
-def _examined(
-    subject: Subject, edit: Edited, counts: Counter[str], r: random.Random, *, as_written: bool
-) -> Found:
-    """What is wrong with what is said of an edit: bits differ that should not."""
-    model = edit.model
+def _held(subject: Subject, model: onnx.ModelProto, what: str) -> Found:
+    """The proof; where it has no reason against the file both run, and what was said is held
+    against what they give."""
     found = prove(reference_side(subject.reference, model), Side(model, Path()))
     if found.reason is None:  # only then is it worth reading as validate does
         try:
             prepared = prepare(model, Path("edited.onnx"), subject.reference.dims)
         except MemplanError:
-            counts["no valid model"] += 1
-            return "", ""
+            return "", "no valid model"
         found = equivalence_of(subject.reference, prepared, "cpu")
-    if found.reason is None:
-        (place, message), said = _held(subject, edit, found)
-    else:
-        place, message, said = "", "", "refused"
-        if as_written:
-            place, message = "a file as written is not proved", f"{edit.what}: {found.reason}"
-    counts[said] += 1
-    if not place and subject.state and r.random() < _SHARE_IN_PLACE:
-        (place, message), said = _in_place(subject, edit)
-        counts[said] += 1
-    return place, message
+    if found.reason is not None:
+        place = "a file as written is not proved" if what == "as written" else ""
+        return place, found.reason if place else "refused"
+    said = _said(found)
+    ours = list(_runs(model, subject.feeds))
+    if all(run is None for run in ours):
+        return "", f"{said}, does not run"
+    if not subject.runs:
+        subject.runs = list(_runs(subject.original, subject.feeds))
+        again = list(_runs(subject.original, subject.feeds))
+        subject.noisy = set(_differing(subject, again))
+    differing = _differing(subject, ours, rounded=said != "proved")
+    if not differing:
+        return "", f"{said}, same{'' if said == 'proved' else ' but for rounding'}"
+    # As it says: of an assumed loop the body, and which sequence is which, rests on the runs.
+    if found.redrawn or (found.assumed and any(word in what for word in _OF_A_LOOP)):
+        return "", f"{said}, differs"
+    first = next(iter(differing.items()))
+    return f"{said}, and {what} differs", f"{len(differing)} outputs, first {first}"
 
 
 def _said(found: Equivalence) -> str:
@@ -218,59 +221,24 @@ def _said(found: Equivalence) -> str:
     return " and ".join(word for word, is_so in taken.items() if is_so)
 
 
-def _held(subject: Subject, edit: Edited, found: Equivalence) -> tuple[Found, str]:
-    """Both files run, and what was said of them is held against what they give."""
-    said = _said(found)
-    ours = list(_runs(edit.model, subject.feeds))
-    if all(run is None for run in ours):
-        return ("", ""), f"{said}, does not run"
-    if not subject.runs:
-        subject.runs = list(_runs(subject.original, subject.feeds))
-        again = list(_runs(subject.original, subject.feeds))
-        subject.noisy = set(_differing(subject, subject.names, subject.runs, again))
-    names = [value.name for value in edit.model.graph.output]
-    differing = _differing(subject, names, subject.runs, ours, rounded=said != "proved")
-    if not differing:
-        return ("", ""), f"{said}, same{'' if said == 'proved' else ' but for rounding'}"
-    words = f"{edit.what}: {len(differing)} outputs, first {next(iter(differing.items()))}"
-    # As it says: of an assumed loop the body, and which sequence is which, rests on the runs.
-    if found.redrawn or (found.assumed and any(what in edit.what for what in _OF_A_LOOP)):
-        return ("", ""), f"{said}, differs"
-    return (f"{said}, and {_kind(edit)} differs", words), f"{said}, DIFFERS"
-
-
-def _kind(edit: Edited) -> str:
-    """The edit without what is particular to the file."""
-    return edit.what.partition(": ")[2]
-
-
-def _differing(
-    subject: Subject, names: list[str], first: Runs, second: Runs, *, rounded: bool = False
-) -> dict[str, str]:
-    """Outputs of the original that differ, and by how much in which run."""
+def _differing(subject: Subject, runs: Runs, *, rounded: bool = False) -> dict[str, str]:
+    """Outputs that differ from the original's, and by how much in which run."""
     found: dict[str, str] = {}
-    for k, (was, now) in enumerate(zip(first, second, strict=True)):
-        if was is None:
-            continue
-        where = f"draw {k // len(THREADS)}, {THREADS[k % len(THREADS)]} threads"
-        if now is None:
+    for k, (was, now) in enumerate(zip(subject.runs, runs, strict=True)):
+        draw, threads = k // len(THREADS), THREADS[k % len(THREADS)]
+        where = f"draw {draw}, {threads} threads"
+        if was is not None and now is None:
             found.setdefault("", f"does not run in {where}")
+        # Where numbers are finite and differ rounding is small.
+        if was is None or now is None or (rounded and draw >= _ORDINARY):
             continue
-        if rounded and not _ordinary(k):
-            continue
-        kept = dict(zip(subject.names, was, strict=True))
-        for name, value in zip(names, now, strict=True):
-            if name in subject.noisy or name in found or same_bits(kept[name], value):
+        for name, value in now.items():
+            if name in subject.noisy or name in found or same_bits(was[name], value):
                 continue
-            difference = output_difference(name, kept[name], value)
+            difference = output_difference(name, was[name], value)
             if not (rounded and difference.is_rounding):
                 found[name] = f"{difference.max_rel_diff:.3g} relative in {where}"
     return found
-
-
-def _ordinary(run: int) -> bool:
-    """Whether the numbers of a run are finite and differ: then rounding is small."""
-    return run // len(THREADS) < 2
 
 
 def _runs(
@@ -289,7 +257,7 @@ def _runs(
             yield None if each is None else _outputs(each, given, state or {})
 
 
-def _outputs(opened: Any, feeds: Feeds, state: Mapping[str, str]) -> list[Array] | None:
+def _outputs(opened: Any, feeds: Feeds, state: Mapping[str, str]) -> dict[str, Array] | None:
     """``state``: output → input over which it is written."""
     inputs = (*opened.get_inputs(), *opened.get_overridable_initializers())
     taken = {value.name for value in inputs}
@@ -308,27 +276,25 @@ def _outputs(opened: Any, feeds: Feeds, state: Mapping[str, str]) -> list[Array]
         opened.run_with_iobinding(binding)
     except Exception:  # an index out of bounds, a shape that does not fit
         return None
-    return [np.array(value.numpy()) for value in binding.get_outputs()]
+    names = [output.name for output in opened.get_outputs()]
+    values = (np.array(value.numpy()) for value in binding.get_outputs())
+    return dict(zip(names, values, strict=True))
 
 
-def _in_place(subject: Subject, edit: Edited) -> tuple[Found, str]:
+def _in_place(subject: Subject, model: onnx.ModelProto, what: str) -> Found:
     """The edited file with what may be written over the old values there, and apart."""
-    model = edit.model
     outputs = {value.name for value in model.graph.output}
     pairs = {new: old for new, old in subject.state.items() if new in outputs}
     refused = unsafe_pairs(model, pairs)
     taken = {value.name for value in model.graph.input}
     safe = {new: old for new, old in pairs.items() if new not in refused and old in taken}
     if not safe:
-        return ("", ""), "in place, none"
-    feeds = subject.feeds[1:2]
-    apart, again, over = (list(_runs(edit.model, feeds, state)) for state in ({}, {}, safe))
-    names = [value.name for value in model.graph.output]
-    for was, same, now in zip(apart, again, over, strict=True):
-        if was is None or now is None or same is None:
+        return "", "in place, none"
+    runs = [list(_runs(model, subject.feeds[1:2], state)) for state in ({}, {}, safe)]
+    for apart, again, over in zip(*runs, strict=True):
+        if apart is None or again is None or over is None:
             continue
-        for name, *values in zip(names, was, same, now, strict=True):
-            if same_bits(values[0], values[1]) and not same_bits(values[0], values[2]):
-                place = f"written over the old value, {_kind(edit)} differs"
-                return (place, f"{edit.what}: {name}"), "in place, DIFFERS"
-    return ("", ""), "in place, same"
+        for name, value in apart.items():
+            if same_bits(value, again[name]) and not same_bits(value, over[name]):
+                return f"written over the old value, {what} differs", name
+    return "", "in place, same"

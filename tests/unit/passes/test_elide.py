@@ -39,13 +39,13 @@ def test_a_chain_of_views_becomes_one() -> None:
         """g (float[4, 6] x) => (float[3, 8] y, float[2, 4, 3] z)
         <int64[1] axis = {0}, int64[1] flat = {24}, int64[2] s = {3, 8},
          int64[3] copies = {0, 4, -1}, int64[2] rows = {2, 12}>
-        { [first] a = Exp(x) [up] b = Unsqueeze(a, axis) [line] c = Reshape(b, flat)
-          [end] d = Reshape(c, s) [other] e = Reshape(a, rows) [third] f = Reshape(e, copies)
+        { [line] c = Reshape(x, flat) [end] d = Reshape(c, s) [first] a = Exp(x)
+          [up] b = Unsqueeze(a, axis) [other] e = Reshape(b, rows) [third] f = Reshape(e, copies)
           [p] y = Exp(d) [q] z = Exp(f) }""",
         Elide(),
     )
     # A 0 in the shape of 'third' stands for the dimension of what it reads.
-    assert nodes(model) == "first end other third p q"
+    assert nodes(model) == "end first other third p q"
     assert tensor(model.graph, "d").shape == (3, 8)
 
 

@@ -110,8 +110,7 @@ def test_no_edit_is_called_equal_whose_bits_differ(fuzz: Any) -> None:
     for number in range(3):
         ended = fuzz.proofs.examined(3, number, edits=25)
         assert not ended.place, ended.message
-        assert sum(ended.counts.values()) >= 25
-        assert "refused" in ended.counts
+        assert sum(ended.counts.values()) >= 25 > ended.counts["refused"] > 0
 
 
 @pytest.mark.nightly

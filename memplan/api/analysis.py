@@ -319,9 +319,9 @@ def analyze_open(model: OpenModel, session: SessionKind, *, held: bool = False) 
             *(contract.notes if model.graph.state is not None else ()),
             *prepared.assumptions,
             *fallback_notes(model.devices),
+            *patterns,
             *timeline.assumptions,
             *changes,
-            *patterns,
             *provider,
             *failing,
             *wrong,
@@ -332,7 +332,7 @@ def analyze_open(model: OpenModel, session: SessionKind, *, held: bool = False) 
         contract=contract,
         uncounted=len(prepared.uncounted),
         as_loaded=not changes,
-        inexact=(*changes, *shapes, *timeline.bounds, *patterns, *provider, *failing),
+        inexact=(*changes, *shapes, *patterns, *timeline.bounds, *provider, *failing),
     )
 
 

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-from functools import cache
-
-FAMILIES = {
+_FAMILIES = {
     "attention": (
         "scaled_dot_product_attention _scaled_dot_product_flash_attention "
         "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention "
@@ -33,13 +31,10 @@ FAMILIES = {
 }
 """The operators of each family, in a model and where it runs; any other is a family of its own."""
 
-
-@cache
-def members() -> dict[str, str]:
-    """The family of each operator that is in one."""
-    return {name: family for family, names in FAMILIES.items() for name in names.split()}
+FAMILY_OF = {name: family for family, names in _FAMILIES.items() for name in names.split()}
+"""The family of each operator that is in one."""
 
 
 def family_of(operator: str) -> str:
     """The family of an operator."""
-    return members().get(operator, operator)
+    return FAMILY_OF.get(operator, operator)

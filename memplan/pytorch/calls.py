@@ -31,7 +31,7 @@ _INPLACE = ("torch.nn.modules.activation.", "torch.nn.modules.dropout.")
 def calls_of(traced: Any, written: Any) -> dict[str, str]:
     """The calls of a traced program by the names of tensors in ``written``, which is what its
     operators were decomposed into."""
-    own, views = _named(traced.graph)
+    own, views = _calls(traced.graph)
     found: dict[str, str] = {}
     results: dict[str, str] = {}
     for node in written.graph.nodes:
@@ -47,18 +47,9 @@ def calls_of(traced: Any, written: Any) -> dict[str, str]:
     return found | {name: own[origin] for origin, name in results.items()}
 
 
-def _named(graph: Any) -> tuple[dict[str, str], dict[str, str]]:
+def _calls(graph: Any) -> tuple[dict[str, str], dict[str, str]]:
     """The calls that may be kept, by the names of the nodes that give their results, and by those
     of views of these."""
-    calls, views = _calls(graph)
-    return (
-        {n.name: c.name for n, c in calls.items() if not c.closed},
-        {n.name: c.name for n, c in views.items() if not c.closed},
-    )
-
-
-def _calls(graph: Any) -> tuple[dict[Node, _Call], dict[Node, _Call]]:
-    """The call of every node with memory of its own, and of every view."""
     calls: dict[Node, _Call] = {}
     views: dict[Node, _Call] = {}
     count = Counter[str]()
@@ -79,7 +70,7 @@ def _calls(graph: Any) -> tuple[dict[Node, _Call], dict[Node, _Call]]:
             target = calls.get(written) or views.get(written)
             if target is not None:
                 target.closed = True
-    return calls, views
+    return _open(calls), _open(views)
 
 
 @dataclass(slots=True)
@@ -88,6 +79,10 @@ class _Call:
 
     name: str
     closed: bool
+
+
+def _open(calls: dict[Node, _Call]) -> dict[str, str]:
+    return {node.name: call.name for node, call in calls.items() if not call.closed}
 
 
 def _kind(target: Any) -> str:

@@ -39,31 +39,22 @@ _SCALED = 1 / 64
 class EagerStep:
     """One eager step: forward and backward.
 
-    Tensors are by the user's names. ``gradients`` has those that PyTorch gave, in the parameter's
-    type or float64; ``buffers`` all buffers and frozen parameters as the step left them,
-    ``metrics`` what stands beside the loss. ``outside`` says that Python's or NumPy's random
-    numbers were drawn, ``ties`` which operators PyTorch lets choose among equal elements, and did;
-    ``peak_bytes`` is the most that tensors made in the step took at a time,
-    where it was watched.
+    ``values`` are tensors by kind and the user's name: the ``loss``, an array in float64; every
+    ``gradient`` that PyTorch gave, in the parameter's type or float64; each ``metric`` beside the
+    loss; as ``buffer`` all buffers and frozen parameters, as the step left them. ``outside`` says
+    that Python's or NumPy's random numbers were drawn, ``ties`` which operators PyTorch lets choose
+    among equal elements, and did; ``peak_bytes`` is the most that tensors made in the step took at
+    a time, where it was watched.
     """
 
     loss: float
-    gradients: Mapping[str, Tensor]
-    buffers: Mapping[str, Tensor]
-    metrics: Mapping[str, Tensor]
+    values: dict[tuple[str, str], Any]
     draws: tuple[TorchDraw, ...]
     unknown: tuple[str, ...]
     ties: tuple[str, ...]
     outside: bool
     seconds: float
     peak_bytes: int
-
-    @property
-    def values(self) -> dict[tuple[str, str], Tensor]:
-        """All tensors by kind and name; there is one loss."""
-        kinds = {"gradient": self.gradients, "metric": self.metrics, "buffer": self.buffers}
-        found = {("loss", "loss"): torch.tensor(self.loss, dtype=torch.float64, device="cpu")}
-        return found | {(kind, n): t for kind, held in kinds.items() for n, t in held.items()}
 
 
 class _Watch(_Mode):
@@ -204,9 +195,7 @@ class Eager:
             del result, loss
             return EagerStep(
                 loss=value,
-                gradients={n: p.grad for n, p in self.parameters.items() if p.grad is not None},
-                buffers=self._buffers_now(),
-                metrics=metrics,
+                values=self._values_now(value, metrics),
                 draws=tuple(drawn.made),
                 unknown=tuple(drawn.unknown) or self._drawn_alone(generator),
                 ties=tuple(drawn.ties),
@@ -233,10 +222,14 @@ class Eager:
         drew = self.plain and not torch.equal(before, torch.get_rng_state())
         return ("what draws in this step",) if drew else ()
 
-    def _buffers_now(self) -> dict[str, Tensor]:
-        found = {user_name(n): b.detach() for n, b in self.prepared.module.named_buffers()}
-        frozen = {n: p.detach() for n, p in self.parameters.items() if not p.requires_grad}
-        return frozen | {name: each for name, each in found.items() if name in self.buffers}
+    def _values_now(self, loss: float, metrics: Mapping[str, Tensor]) -> dict[tuple[str, str], Any]:
+        parameters, buffers = self.parameters.items(), self.prepared.module.named_buffers()
+        found: dict[tuple[str, str], Any] = {("loss", "loss"): np.asarray(loss)}
+        found |= {("gradient", n): p.grad for n, p in parameters if p.grad is not None}
+        found |= {("metric", n): metric for n, metric in metrics.items()}
+        found |= {("buffer", n): p.detach() for n, p in parameters if not p.requires_grad}
+        named = {user_name(n): b.detach() for n, b in buffers}
+        return found | {("buffer", n): b for n, b in named.items() if n in self.buffers}
 
     @contextmanager
     def _exchanged(self, values: Mapping[str, Tensor], wide: bool) -> Iterator[None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,8 +20,8 @@ MODEL = "model"
 """The name of the user's model inside :class:`StepModule`, with which torch's names begin."""
 ASSIGNED = "assigned/"
 """What the names of buffers begin with that stand beside the loss."""
-_Calling = Callable[[tuple[str, ...]], Callable[..., Any]]
-"""From the order of a batch's tensors to a function of these by name."""
+_Call = Callable[[dict[str, Tensor]], Any]
+"""Of a batch's tensors by name, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class StepModule(nn.Module):
     """Batch in, loss out; or a tuple of the loss and metrics by name, if there are any. Buffers to
     which a step that is traced assigns new tensors stand beside these (:data:`ASSIGNED`)."""
 
-    def __init__(self, model: nn.Module, call: Callable[..., Any], criterion: Any) -> None:
+    def __init__(self, model: nn.Module, call: _Call, criterion: Any) -> None:
         super().__init__()
         self.model = model
         if isinstance(criterion, nn.Module):
@@ -61,7 +60,7 @@ class StepModule(nn.Module):
         with traced_calls() as traced, defaults(self.defaults):
             if (recorder := current_recorder()) is not None:
                 recorder.begin(self)
-            result = self.call(**batch)
+            result = self.call(dict(batch))
             loss, metrics = loss_of(result), metrics_of(result)
         if traced:
             metrics |= self._assigned(before)
@@ -172,7 +171,7 @@ def prepare(step: TorchStep) -> PreparedStep:
         )
     names, call = _calling(model, loss, step.batch)
     batch = _named(step.batch, names)
-    module = StepModule(model, call(tuple(batch)), loss)
+    module = StepModule(model, call, loss)
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(tensor):
             raise UsageError(
@@ -196,19 +195,15 @@ def prepare(step: TorchStep) -> PreparedStep:
 
 def _calling(
     model: nn.Module, loss: Callable[..., Any] | None, batch: Any
-) -> tuple[tuple[str, ...], _Calling]:
-    """The names of the batch's tensors, and a function from their order to the call."""
+) -> tuple[tuple[str, ...], _Call]:
+    """The names of the batch's tensors, and what calls model and loss with them."""
     keywords = isinstance(batch, Mapping)
 
-    def passed(function: Callable[..., Any], *first: Any) -> _Calling:
+    def passed(function: Callable[..., Any], *first: Any) -> _Call:
         """A call with the tensors of the batch behind ``first``."""
-
-        def call(order: tuple[str, ...], /, **given: Any) -> Any:
-            if keywords:
-                return function(*first, **{name: given[name] for name in order})
-            return function(*first, *(given[name] for name in order))
-
-        return lambda order: partial(call, order)
+        if keywords:
+            return lambda given: function(*first, **given)
+        return lambda given: function(*first, *given.values())
 
     if loss is None:
         return parameter_names(model.forward, 0), passed(model)
@@ -217,20 +212,13 @@ def _calling(
         targets = parameter_names(loss.forward if isinstance(loss, nn.Module) else loss, 1)
         count = len(batch) if isinstance(batch, Mapping | Sequence) else 1
 
-        def criterion(order: tuple[str, ...]) -> Callable[..., Any]:
-            predicted = passed(model)(order[:-1])
-            return lambda **given: loss(predicted(**given), given[order[-1]])
+        def criterion(given: dict[str, Tensor]) -> Any:
+            _, target = given.popitem()
+            return loss(passed(model)(given), target)
 
         return (*inputs[: count - 1], *targets[:1]), criterion
-
     if takes_whole(loss, batch):
-
-        def whole(order: tuple[str, ...]) -> Callable[..., Any]:
-            if keywords:
-                return lambda **given: loss(model, given)
-            return lambda **given: loss(model, tuple(given[name] for name in order))
-
-        return (), whole
+        return (), lambda given: loss(model, given if keywords else tuple(given.values()))
     return parameter_names(loss, 1), passed(loss, model)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -87,7 +87,11 @@ class Joint:
     tangents: tuple[fx.Node, ...]
     forward_outputs: tuple[fx.Node, ...]
     backward_outputs: tuple[fx.Node, ...]
-    refusals: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def refusals(self) -> dict[str, str]:
+        """Why operators are never recomputed, by name."""
+        return {op.name: op.refusal for op in self.operators if op.refusal}
 
     @property
     def resident_bytes(self) -> int:
@@ -202,7 +206,6 @@ def read_joint(graph: fx.Graph, forward_outputs: int) -> Joint:
         *(op for name, op in found.items() if name in first),
         *(op for name, op in found.items() if name not in first),
     ]
-    refusals = {op.name: op.refusal for op in ordered if op.refusal}
     return Joint(
         graph,
         tuple(ordered),
@@ -211,7 +214,6 @@ def read_joint(graph: fx.Graph, forward_outputs: int) -> Joint:
         tangents,
         tuple(given),
         tuple(gradients),
-        refusals,
     )
 
 

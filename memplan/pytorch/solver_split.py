@@ -42,29 +42,22 @@ def split(
 
     ``sequence``: operators by index; ``len(joint.operators)`` is where the backward pass begins.
     """
-    written = _write_out(joint, sequence)
-    expanded = fx.GraphModule(module, written.graph)
-    saved = [node for node in written.saved if not is_size(value_of(node))]
-    sizes = [node for node in written.saved if is_size(value_of(node))]
+    graph, crossing = _write_out(joint, sequence)
+    expanded = fx.GraphModule(module, graph)
+    saved = [node for node in crossing if not is_size(value_of(node))]
+    sizes = [node for node in crossing if is_size(value_of(node))]
     extract = internal("torch._functorch.partitioners._extract_fwd_bwd_modules")
     forward, backward = extract(expanded, saved, sizes, num_fwd_outputs=forward_outputs)
-    for graph in (forward.graph, backward.graph):
-        _restore_tags(graph, joint)
-    forward.recompile()
-    backward.recompile()
-    crossing = tuple(_origin(node) for node in (*saved, *sizes))
-    found = Split(forward, backward, crossing)
+    for half in (forward, backward):
+        _restore_tags(half.graph, joint)
+        half.recompile()
+    found = Split(forward, backward, tuple(_origin(node) for node in (*saved, *sizes)))
     check_split(joint, found)
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    graph: fx.Graph
-    saved: tuple[fx.Node, ...]
-
-
-def _write_out(joint: Joint, sequence: Iterable[int]) -> _Written:
+def _write_out(joint: Joint, sequence: Iterable[int]) -> tuple[fx.Graph, list[fx.Node]]:
+    """A sequence as one graph, and what crosses from its forward part to the other."""
     graph = fx.Graph()
     latest: dict[fx.Node, fx.Node] = {}
     first: dict[fx.Node, fx.Node] = {}
@@ -102,7 +95,7 @@ def _write_out(joint: Joint, sequence: Iterable[int]) -> _Written:
     results = map_arg(end.args[0], lambda each: first[each])
     graph.output(results).meta = dict(end.meta)
     order = {node: place for place, node in enumerate(graph.nodes)}
-    return _Written(graph, tuple(sorted(saved, key=order.__getitem__)))
+    return graph, sorted(saved, key=order.__getitem__)
 
 
 def _restore_tags(graph: fx.Graph, joint: Joint) -> None:

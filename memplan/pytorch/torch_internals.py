@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from threading import local
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -27,47 +28,23 @@ _PARTITIONERS = "torch._functorch.partitioners"
 
 @dataclass(frozen=True, slots=True)
 class Internal:
-    """Why a part of PyTorch is needed, and what stands in for it, if anything does."""
+    """Why a part of PyTorch is needed, what stands in for it, if anything does, and of which type
+    it is: something to call, if nothing else is said."""
 
     reason: str
     instead: str = ""
+    kind: Any = Callable
 
 
-def _is_class(found: Any) -> bool:
-    return isinstance(found, type)
-
-
-def _is_module(found: Any) -> bool:
-    return isinstance(found, ModuleType)
-
-
-def _is_dict(found: Any) -> bool:
-    return isinstance(found, dict)
-
-
-_KINDS: dict[str, Callable[[Any], bool]] = {
-    f"{_EXPORTER}._registration": _is_module,
-    f"{_EXPORTER}._decomp": _is_module,
-    "torch._functorch.config": _is_module,
-    "torch.utils._pytree": _is_module,
-    "torch.utils._python_dispatch.TorchDispatchMode": _is_class,
-    "torch.utils.checkpoint.CheckpointFunction": _is_class,
-    "torch._inductor.custom_graph_pass.CustomPartitionerFn": _is_class,
-    "torch._guards.CompileContext": _is_class,
-    "torch.distributions.Distribution._validate_args": lambda found: isinstance(found, bool),
-    "torch._GLOBAL_DEVICE_CONTEXT": lambda found: found is not None and not callable(found),
-    **{
-        f"torch.nn.modules.module._global_{name}_hooks": _is_dict
-        for name in ("forward_pre", "forward", "backward_pre", "backward")
-    },
-}
-"""What a part is, where that is not a function."""
 INTERNALS = {
     # --- capture: the exporter -----------------------------------------------------------------
     f"{_EXPORTER}._registration": Internal(
-        "operators → ONNX, with translations of our own instead of some of PyTorch's"
+        "operators → ONNX, with translations of our own instead of some of PyTorch's",
+        kind=ModuleType,
     ),
-    f"{_EXPORTER}._decomp": Internal("which operators are decomposed because ONNX has no form"),
+    f"{_EXPORTER}._decomp": Internal(
+        "which operators are decomposed because ONNX has no form", kind=ModuleType
+    ),
     f"{_EXPORTER}._core.export": Internal(
         "torch.onnx.export with such a registry, and without its optimizer"
     ),
@@ -84,35 +61,41 @@ INTERNALS = {
     "torch.utils.checkpoint._checkpoint_without_reentrant_generator_impl": Internal(
         "the same from PyTorch 2.14 on", "the former is what runs"
     ),
-    "torch.utils.checkpoint.CheckpointFunction": Internal("the same with use_reentrant=True"),
-    "torch.distributions.Distribution._validate_args": Internal(
-        "checks of arguments branch on values", "steps with distributions are refused"
+    "torch.utils.checkpoint.CheckpointFunction": Internal(
+        "the same with use_reentrant=True", kind=type
     ),
-    "torch.utils._pytree": Internal("the tensors in nested results and arguments"),
+    "torch.distributions.Distribution._validate_args": Internal(
+        "checks of arguments branch on values", "steps with distributions are refused", bool
+    ),
+    "torch.utils._pytree": Internal("the tensors in nested results and arguments", kind=ModuleType),
     "torch.utils._python_dispatch.TorchDispatchMode": Internal(
-        "random numbers of the step that a captured one is held against"
+        "random numbers of the step that a captured one is held against", kind=type
     ),
     # --- capture: what a step reads and leaves ---------------------------------------------------
     **{
-        f"torch.nn.modules.module._global_{name}_hooks": Internal("hooks of all modules there are")
+        f"torch.nn.modules.module._global_{name}_hooks": Internal(
+            "hooks of all modules there are", kind=dict
+        )
         for name in ("forward_pre", "forward", "backward_pre", "backward")
     },
     "torch._GLOBAL_DEVICE_CONTEXT": Internal(
-        "the default device, without making a tensor", "torch.get_default_device"
+        "the default device, without making a tensor", "torch.get_default_device", local
     ),
     # --- torch_solver ----------------------------------------------------------------------------
-    "torch._functorch.config": Internal("settings of AOTAutograd: its cache, and what it merges"),
+    "torch._functorch.config": Internal(
+        "settings of AOTAutograd: its cache, and what it merges", kind=ModuleType
+    ),
     "torch._functorch.compile_utils.fx_graph_cse": Internal("merges nodes as its partitioner does"),
     f"{_PARTITIONERS}.default_partition": Internal("graphs that have no backward part"),
     f"{_PARTITIONERS}._extract_fwd_bwd_modules": Internal("cuts a joint graph in two"),
     "torch._inductor.custom_graph_pass.CustomPartitionerFn": Internal(
-        "what Inductor takes a partitioner by"
+        "what Inductor takes a partitioner by", kind=type
     ),
     "torch._inductor.compile_fx.compile_fx": Internal("compiles with such a partitioner"),
     "torch._dynamo.backends.common.aot_autograd": Internal("the same without Inductor"),
     "torch._dynamo.backends.debugging.boxed_nop": Internal("runs a graph as it is"),
     "torch._C._has_storage": Internal("which tensors share memory with others"),
-    "torch._guards.CompileContext": Internal("which graph of a step is being compiled"),
+    "torch._guards.CompileContext": Internal("which graph of a step is being compiled", kind=type),
 }
 """By path."""
 
@@ -129,7 +112,7 @@ def internal(path: str) -> Any:
     except (ImportError, AttributeError):
         why = f"there is no {path}"
     else:
-        if _KINDS.get(path, callable)(found):
+        if isinstance(found, told.kind):
             return found
         why = f"{path} is of another kind"
     if told.instead:

@@ -42,8 +42,10 @@ class Twin:
             # A scheduler leaves a step of its own in the instance, bound to the original.
             vars(each).pop("step", None)
         self.treatment = treatment
-        self.scale = None if scale is None else dict(scale)
-        self.scaler = None if scale is None else _scaler(scale)
+        self.scaler, self.constant = None, None  # the second is a scale that stays
+        if scale is not None:
+            self.scaler = _scaler(scale)
+            self.constant = None if "growth_factor" in scale else float(scale["init_scale"])
         own, ours = _parameters(several), _parameters(self.optimizers)
         pairs = zip(own, ours, strict=True)
         self.parameters: dict[str, nn.Parameter] = {names[id(p)]: copied for p, copied in pairs}
@@ -81,7 +83,8 @@ class Twin:
                 each.step()
             else:
                 self.scaler.step(each)
-        self._renew_scale()
+        if self.scaler is not None:
+            self.scaler.update(self.constant)
         self.seconds = time.perf_counter() - begin
         for parameter in self.parameters.values():
             parameter.grad = None
@@ -113,14 +116,6 @@ class Twin:
         if self.scaler is None:
             return 1.0, 0
         return float(self.scaler.get_scale()), int(self.scaler.state_dict()["_growth_tracker"])
-
-    def _renew_scale(self) -> None:
-        if self.scaler is None or self.scale is None:
-            return
-        if "growth_factor" in self.scale:
-            self.scaler.update()
-        else:
-            self.scaler = _scaler(self.scale)
 
 
 class _Scaler(torch.amp.GradScaler):

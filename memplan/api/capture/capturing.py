@@ -127,7 +127,7 @@ def _captured(
     from memplan.pytorch.reading import read_step
     from memplan.pytorch.torch_defaults import PLAIN, defaults
 
-    say = progress or _say_nothing
+    say = progress or (lambda _: None)
     say("exporting")
     reading, target = read_step(step), wanted.target
     beside = wanted.weights == WeightPlace.AUTO and _nbytes(reading) > MOST_EMBEDDED
@@ -177,10 +177,6 @@ def _step(given: object, changes: Mapping[str, Any]) -> tuple[TorchStep, str]:
 
 def _nbytes(reading: Reading) -> int:
     return sum(tensor.nbytes for tensor in reading.tensors.values())
-
-
-def _say_nothing(_: str) -> None:
-    pass
 
 
 def _checked(reading: Reading, wanted: _Wanted, say: Progress) -> _Built:

@@ -329,7 +329,7 @@ class _Comparison:
         zeros = {
             ("gradient", name): np.zeros(tuple(self.reading.tensors[name].shape))
             for name in self.trial.gradients
-            if name not in outcome.gradients
+            if ("gradient", name) not in outcome.values
         }
         return zeros | outcome.values
 

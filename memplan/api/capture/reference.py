@@ -255,8 +255,8 @@ class Reference:
         """The last step, if it gives and draws what the first does."""
         first, outcome, number = self.first, taken.outcome, self.number + 1
         text = ""
-        if set(first.metrics) != set(outcome.metrics):
-            names = sorted(set(first.metrics) ^ set(outcome.metrics))
+        apart = first.values.keys() ^ outcome.values.keys()
+        if names := sorted(name for kind, name in apart if kind == "metric"):
             text = f"step {number} has other metrics than the first: '{names[0]}'"
         elif _kinds(first) != _kinds(outcome):
             text = f"other random numbers are drawn in step {number} than in the first"

@@ -7,7 +7,7 @@ from importlib.resources import files
 
 from memplan.errors import UsageError
 from memplan.planning.plan_file import PlanFile
-from memplan.pytorch.call_families import members
+from memplan.pytorch.call_families import FAMILY_OF
 from memplan.report.policies.checkpoint_regions import Region, regions
 from memplan.report.policies.plan_calls import (
     PlannedCall,
@@ -88,7 +88,7 @@ def _code(letters: dict[str, Letters]) -> str:
         else:
             alike.append(path)
     used = {family for inside in letters.values() for each in inside.values() for family in each}
-    families = {name: family for name, family in members().items() if family in used}
+    families = {name: family for name, family in FAMILY_OF.items() if family in used}
     plan_line, families_line = _EMPTY_PLAN.removesuffix("{}"), _EMPTY_FAMILIES.removesuffix("{}")
     return body.replace(_EMPTY_PLAN, plan_line + _table(groups), 1).replace(
         _EMPTY_FAMILIES, families_line + _rows((f"{n!r}: {f!r}" for n, f in families.items()), 0), 1

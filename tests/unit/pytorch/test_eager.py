@@ -75,8 +75,8 @@ def test_gradients_are_those_of_backward() -> None:
     found = step.run()
     model(step.prepared.batch["tokens"]).backward()
     for name, parameter in step.parameters.items():
-        torch.testing.assert_close(found.gradients[name], parameter.grad)
-    assert float(found.buffers["norm.num_batches_tracked"]) == 1
+        torch.testing.assert_close(found.values["gradient", name], parameter.grad)
+    assert float(found.values["buffer", "norm.num_batches_tracked"]) == 1
 
 
 def test_two_runs_have_the_same_draws_and_float64_is_near() -> None:
@@ -85,7 +85,7 @@ def test_two_runs_have_the_same_draws_and_float64_is_near() -> None:
     assert first.loss == again.loss
     assert [d.family for d in first.draws] == ["uniform"]
     assert abs(first.loss - wide.loss) < 1e-6
-    assert wide.gradients["first.weight"].dtype == torch.float64
+    assert wide.values["gradient", "first.weight"].dtype == torch.float64
 
 
 def test_other_values_can_be_given() -> None:

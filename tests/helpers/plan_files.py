@@ -1,7 +1,4 @@
-"""A small plan file with something in every field, and the published schema."""
-
-import json
-from pathlib import Path
+"""A small plan file with something in every field."""
 
 import memplan
 from memplan.planning.plan_file import (
@@ -47,14 +44,3 @@ SMALL = PlanFile(
     order=("fc1", "soft\nmax", "grad"),
     sequence=("fc1", "soft\nmax", FormNode("packed", "h", 0), "soft\nmax", "grad"),
 )
-
-SCHEMA = json.loads((Path(__file__).parents[2] / "docs/schemas/plan.schema.json").read_text())
-
-
-def assert_of_schema(data: object) -> None:
-    """Hold a plan's JSON against the schema, where jsonschema is installed."""
-    try:
-        import jsonschema
-    except ImportError:
-        return
-    jsonschema.validate(data, SCHEMA)

@@ -211,6 +211,10 @@ def _calling(
         inputs = parameter_names(model.forward, 0)
         targets = parameter_names(loss.forward if isinstance(loss, nn.Module) else loss, 1)
         count = len(batch) if isinstance(batch, Mapping | Sequence) else 1
+        if not count:
+            raise UsageError(
+                "the batch is empty", "give what the model takes and, last, the loss's target"
+            )
 
         def criterion(given: dict[str, Tensor]) -> Any:
             _, target = given.popitem()

@@ -322,6 +322,7 @@ REFUSED: list[tuple[Callable[[], memplan.TorchStep], str]] = [
     (linear, "is not a scalar"),
     (lambda: linear(failing), "fails on the batch"),
     (lambda: memplan.TorchStep(4, None, torch.zeros(2)), "is int, not a torch.nn.Module"),
+    (lambda: linear(nn.MSELoss(), ()), "the batch is empty"),
     (lambda: linear(batch={"x": 3}), "'x' of the batch is int"),
     (lambda: linear(batch={"weight": torch.zeros(4)}), "'weight' names"),
     (lambda: linear(dynamic={"y": {0: "n"}}), "has no 'y'"),

@@ -1,6 +1,7 @@
 """Conditions on a file for plain sessions, with a bad plan or file for each: none is handed out."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -156,3 +157,25 @@ def test_a_file_over_its_limits_is_not_handed_out(
     with pytest.raises(InfeasibleError):
         planned(open_text(CHAIN), Deadline(10.0, lambda: time[-1]))
     assert len(time) == 1 + attempts
+
+
+def test_no_plan_is_searched_for_without_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for later runs, too, that had none would only seem to show that nothing fits."""
+    now, given = [0.0], list[float]()
+
+    def make_plan(asked: Prepared, _strategy: object, seconds: float, _progress: object) -> Any:
+        given.extend([seconds] * int(asked.request.outputs_reserved))
+        now[0] += seconds
+        peak = asked.request.budget_bytes
+        return SimpleNamespace(predicted_peak_with_workspace_bytes=peak, extra_cost_fraction=0.1)
+
+    def made(*_: object) -> Any:
+        now[0] += 1.0
+        return SimpleNamespace(peaks=Peaks(PLENTY + 9, PLENTY + 9))
+
+    monkeypatch.setattr(planning, "make_plan", make_plan)
+    monkeypatch.setattr(planning, "_made", made)
+    with pytest.raises(InfeasibleError):
+        planned(open_text(CHAIN), Deadline(10, lambda: now[0]))
+    assert len(given) > 3
+    assert min(given) > 0.1

@@ -80,7 +80,7 @@ def test_a_sequence_that_reads_what_is_written_over_is_impossible() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("seed", "strategy"), enumerate(("auto", "greedy", "segments", "min-cut", "mirror"))
+    ("seed", "strategy"), list(enumerate(("auto", "greedy", "segments", "min-cut", "mirror")))
 )
 def test_no_strategy_reads_what_is_written_over(seed: int, strategy: str) -> None:
     model = _bound(seed)

@@ -74,13 +74,16 @@ class OrderAgain:
         Raises:
             PlanError: the graph has other nodes, or one would run before what it reads is made.
         """
-        ids = {node.name: node.id for node in model.graph.nodes}
+        graph = model.graph
+        ids = {node.name: node.id for node in graph.nodes}
         if sorted(self.names) != sorted(ids):
             raise PlanError("the plan's order: the graph has other nodes", EDITED)
-        try:
-            return Applied(in_order(model, [ids[name] for name in self.names]))
-        except KeyError:
-            raise PlanError("the plan's order: a node comes before what it reads", EDITED) from None
+        order = [ids[name] for name in self.names]
+        place = {node: k for k, node in enumerate(order)}
+        makers = ((node.id, graph.tensors[t].producer) for node in graph.nodes for t in node.reads)
+        if any(maker >= 0 and place[maker] > place[reader] for reader, maker in makers):
+            raise PlanError("the plan's order: a node comes before what it reads", EDITED)
+        return Applied(in_order(model, order))
 
 
 def _no_costs(graph: Graph) -> list[float]:

@@ -33,24 +33,19 @@ from memplan.simulate.devices import fallback_notes, fallbacks_json
 from memplan.simulate.explain import Explainer, Live, Stash, TensorClass
 from memplan.simulate.floor import Floor, structural_floor
 from memplan.simulate.opened import OpenModel, on_devices
-from memplan.simulate.pattern import LaterRuns, later_runs
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.state_memory import bind_state, unbound
 from memplan.simulate.step_work import StepWork, step_work
-from memplan.simulate.timeline import Timeline, removable_casts, simulate
+from memplan.simulate.timeline import LaterRuns, Timeline, later_runs, removable_casts, simulate
 from memplan.units import counted, format_bytes, shell_word
 
 SCHEMA = "memplan.analysis/1"
 # Raised whenever the memory model changes, so that a lock never reads that as a regression.
-ACCOUNTING_VERSION = 5
+ACCOUNTING_VERSION = 6
 NO_BACKWARD = "the graph has no backward part, so there is nothing to recompute"
 _LOOPS_AS_THEY_ARE = (
     "the floor counts loops as they are; if their steps store less "
     "(rewrite --scan-recompute) it may be lower"
-)
-_PATTERNS_INSIDE = (
-    "memory patterns inside the bodies of control-flow nodes are not simulated: runs may take more "
-    "than predicted, those after the first most of all"
 )
 
 
@@ -113,7 +108,7 @@ class Analysis(Summary):
     @property
     def later(self) -> LaterRuns | None:
         """What every run after the first takes in a session with a memory pattern; else None."""
-        return later_runs(self.timeline) if self.session.name == "default" else None
+        return later_runs(self.timeline) if self.session.patterns else None
 
     def with_state_in_place(self) -> Timeline | None:
         """The same step with its state bound (:mod:`memplan.simulate.state_memory`).
@@ -298,7 +293,6 @@ def analyze_open(model: OpenModel, session: SessionKind, *, held: bool = False) 
     prepared = model.prepared
     pairs = find_pairs(prepared.bound, prepared.types, model.graph, model.phases)
     changes = () if held else _change_notes(model, session)
-    patterns = [_PATTERNS_INSIDE] if session.name == "default" and model.graph.bodies else []
     provider = (*_provider_notes(model, session), *version_notes(session.provider))
     wrong, failing = ((), ()) if held else runtime_faults(model, session.provider)
     shapes = (note for note in prepared.assumptions if REFUSED not in note)
@@ -319,7 +313,6 @@ def analyze_open(model: OpenModel, session: SessionKind, *, held: bool = False) 
             *(contract.notes if model.graph.state is not None else ()),
             *prepared.assumptions,
             *fallback_notes(model.devices),
-            *patterns,
             *timeline.assumptions,
             *changes,
             *provider,
@@ -332,7 +325,7 @@ def analyze_open(model: OpenModel, session: SessionKind, *, held: bool = False) 
         contract=contract,
         uncounted=len(prepared.uncounted),
         as_loaded=not changes,
-        inexact=(*changes, *shapes, *patterns, *timeline.bounds, *provider, *failing),
+        inexact=(*changes, *shapes, *timeline.bounds, *provider, *failing),
     )
 
 

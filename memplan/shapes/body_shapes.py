@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 
 import onnx
 
-from memplan.proto.edit import copied
+from memplan.proto.edit import copied, replace_nodes
 from memplan.proto.loop_node import LOOP_FIXED, MOST_TRIPS, LoopLayout, layout_of
 from memplan.proto.nodes import free_names, operator_key
 from memplan.shapes.fold import small_constant, whole_numbers
-from memplan.shapes.infer import infer, stated_types
+from memplan.shapes.infer import infer, is_complete, stated_types
 from memplan.shapes.shape_checks import require_possible_body
 from memplan.shapes.tensor_type import UNKNOWN, TensorType, Types
+from memplan.shapes.visible import standard_nodes
 
 _CONTROL_FLOW = frozenset({":If", ":Loop", ":Scan"})
 
@@ -57,8 +58,7 @@ def body_models(
         if known_call:
             _bind_inputs(body, node, types)
         inferred = {
-            name: replace(value, static=name in known)
-            for name, value in stated_types(infer(body).graph).items()
+            name: replace(value, static=name in known) for name, value in _inferred(body).items()
         }
         trips = _trips(model, node, types) if known_call else None
         require_possible_body(inferred, trips, f"{node.op_type} '{node.name}'")
@@ -68,6 +68,17 @@ def body_models(
         )
         found.append(BodyModel(attribute.name, body, inferred, trips, complete))
     return found
+
+
+def _inferred(body: onnx.ModelProto) -> Types:
+    """What ONNX infers, of fused operators as of those that they were made of."""
+    types = stated_types(infer(body).graph)
+    if is_complete(body.graph, types):
+        return types
+    plain = copied(body)
+    replace_nodes(plain.graph, (each for n in body.graph.node for each in standard_nodes(n, types)))
+    known = {name: found for name, found in types.items() if found.shape is not None}
+    return {**types, **stated_types(infer(plain).graph), **known}
 
 
 def _known_to_the_runtime(
@@ -87,7 +98,7 @@ def _known_to_the_runtime(
     for value in seen.graph.input[len(graph.input) :] if in_body else ():
         if not types[value.name].static:
             value.type.tensor_type.ClearField("shape")
-    known = {name for name, v in stated_types(infer(seen).graph).items() if v.shape is not None}
+    known = {name for name, v in _inferred(seen).items() if v.shape is not None}
     declared = stated_types(onnx.GraphProto(output=graph.output))
     return known | {name for name, value in declared.items() if value.shape is not None}
 

@@ -101,7 +101,7 @@ class _RuntimeWalk(TypeWalk):
 
     def visit(self, node: onnx.NodeProto) -> None:
         """Find the types of a node's outputs, and the values of shapes."""
-        for part in _standard(node, self.found):
+        for part in standard_nodes(node, self.found):
             super().visit(part)
             if not is_standard(part.domain):
                 self._show(part)
@@ -135,7 +135,7 @@ class _RuntimeWalk(TypeWalk):
             self.hold(node.output[0], self.values[node.input[0]])
 
 
-def _standard(node: onnx.NodeProto, types: Types) -> list[onnx.NodeProto]:
+def standard_nodes(node: onnx.NodeProto, types: Types) -> list[onnx.NodeProto]:
     """For a fused operator, standard ones whose outputs have the same shapes; else the node."""
     if node.op_type in _COPIES and is_standard(node.domain):
         return [helper.make_node("Identity", node.input[:1], node.output[:1])]

@@ -12,6 +12,9 @@ the first is transposed as a whole.
 If follows ``if.cc``: the node's outputs are there from its start, and the branch writes into them;
 but for those whose dimensions the runtime does not know before it runs. They are made where the
 branch makes them. Of the branches, the larger one counts.
+
+Where a session has memory patterns, a body has one of its own: from its second time on, in the next
+iteration or the next run, it holds that block (:mod:`memplan.simulate.pattern`).
 """
 
 from __future__ import annotations
@@ -30,12 +33,15 @@ class Inside:
     """Extra bytes while a control-flow node runs, by node id, beyond its own outputs.
 
     ``nbytes`` are tensors inside the body (what the profiler sees); ``closing`` is what is held
-    twice for a moment when the node ends, counted as workspace. ``bounds`` are the ``assumptions``
-    for which the figures may be too high or too low.
+    twice for a moment when the node ends, counted as workspace; ``later`` and ``later_closing`` are
+    the same in runs after the first. ``bounds`` are the ``assumptions`` for which the figures may
+    be too high or too low.
     """
 
     nbytes: Mapping[int, int]
     closing: Mapping[int, int]
+    later: Mapping[int, int]
+    later_closing: Mapping[int, int]
     assumptions: tuple[str, ...]
     bounds: tuple[str, ...] = ()
 
@@ -43,7 +49,16 @@ class Inside:
 _LOOP_COUNTERS = 8 + 1
 """Bytes of a Loop's iteration number and condition."""
 
-Peak = Callable[[Graph, SessionKind], tuple[int, int]]
+
+@dataclass(frozen=True, slots=True)
+class BodyPeak:
+    """Bytes that one run of a body takes at most: its tensors, and with workspace of kernels."""
+
+    tensors: int
+    with_workspace: int
+
+
+Peaks = Callable[[Graph, SessionKind], tuple[BodyPeak, BodyPeak]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +71,29 @@ class _Need:
     closing: int
 
 
-def body_bytes(graph: Graph, session: SessionKind, peak: Peak) -> Inside:
+def body_bytes(graph: Graph, session: SessionKind, peaks: Peaks) -> Inside:
     """Bytes inside every control-flow node of ``graph``.
 
     Args:
         graph: the graph around.
         session: bodies run under the same session options.
-        peak: simulates a body: (dynamic peak, the same with workspace).
+        peaks: simulates a body: its first run, and those after it.
     """
-    nbytes: dict[int, int] = {}
-    closing: dict[int, int] = {}
+    first: tuple[dict[int, int], dict[int, int]] = ({}, {})
+    later: tuple[dict[int, int], dict[int, int]] = ({}, {})
     notes: list[str] = []
     bounds: list[str] = []
     for index, bodies in graph.bodies.items():
         node = graph.nodes[index]
-        needs = [_need(graph, node, body, session, peak) for body in bodies]
-        nbytes[index] = max((need.tensors for need in needs), default=0)
-        above = max((max(need.with_workspace, need.closing) for need in needs), default=0)
-        closing[index] = max(0, above - nbytes[index])
+        needs = [_needs(graph, node, body, session, peaks) for body in bodies]
+        for run, (tensors, closing) in enumerate((first, later)):
+            tensors[index] = max((need[run].tensors for need in needs), default=0)
+            above = max((max(n[run].with_workspace, n[run].closing) for n in needs), default=0)
+            closing[index] = max(0, above - tensors[index])
         notes.extend(_note(node, body) for body in bodies)
         alike = len(set(needs)) < 2
         bounds.extend(_note(node, body) for body in bodies if not (alike and _is_exact(node, body)))
-    return Inside(nbytes, closing, tuple(notes), tuple(bounds))
+    return Inside(*first, *later, tuple(notes), tuple(bounds))
 
 
 def looped_bytes(graph: Graph) -> dict[int, int]:
@@ -98,20 +114,28 @@ def _is_exact(node: Node, body: Body) -> bool:
     return node.op == "If" or (body.trips is not None and node.op in ("Loop", "Scan"))
 
 
-def _need(graph: Graph, node: Node, body: Body, session: SessionKind, peak: Peak) -> _Need:
-    """What one body takes while the node runs."""
+def _needs(
+    graph: Graph, node: Node, body: Body, session: SessionKind, peaks: Peaks
+) -> tuple[_Need, _Need]:
+    """What one body takes while the node runs for the first time, and later."""
     if body.graph is None:
         guess = 2 * sum(graph.tensors[t].nbytes for t in (*node.reads, *node.writes))
         beyond = max(0, guess - (0 if node.op == "Scan" else _bytes(graph, node.writes)))
-        return _Need(beyond, beyond, 0)
-    dynamic, total = peak(body.graph, session)
-    carried, stacked = _held(graph, node, body)
+        return (_Need(beyond, beyond, 0),) * 2
+    first, later = peaks(body.graph, session)
+    if body.trips != 1:
+        first = later  # from its second iteration on
+    return _need(graph, node, body, body.graph, first), _need(graph, node, body, body.graph, later)
+
+
+def _need(outer: Graph, node: Node, body: Body, inner: Graph, peak: BodyPeak) -> _Need:
+    carried, stacked = _held(outer, node, body)
     beside = carried + stacked + (_LOOP_COUNTERS if node.op == "Loop" else 0)
-    own = _made_by_the_body(graph, node, body.graph)
+    own = _made_by_the_body(outer, node, inner)
     return _Need(
-        max(0, dynamic + beside - own),
-        max(0, total + beside - own),
-        _kept_at_end(graph, node, body),
+        max(0, peak.tensors + beside - own),
+        max(0, peak.with_workspace + beside - own),
+        _kept_at_end(outer, node, body),
     )
 
 

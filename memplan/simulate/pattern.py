@@ -9,15 +9,11 @@ to the byte to that of ONNX Runtime 1.31.1 for 17 models in file order and in de
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import dataclass
 
 from memplan.ir.graph import ABSENT
 from memplan.simulate.allocation import Allocation
-from memplan.simulate.body_memory import looped_bytes
 from memplan.simulate.free_space import FreeSpace, by_step, rounded
-from memplan.simulate.timeline import Timeline, live_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +32,6 @@ class PatternBlock:
     def total_bytes(self) -> int:
         """Block and outputs: what tensors occupy at the end of a run."""
         return self.block_bytes + self.output_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class LaterRuns:
-    """Peaks in bytes, resident ones included; ``block_bytes`` is what is held all the time."""
-
-    block_bytes: int
-    dynamic_peak_bytes: int
-    peak_bytes: int
-    peak_with_workspace_bytes: int
 
 
 def pattern_block(allocation: Allocation) -> PatternBlock:
@@ -79,29 +65,3 @@ def pattern_block(allocation: Allocation) -> PatternBlock:
                 gaps.give(offsets[buffer.id], rounded(buffer.nbytes))
     outputs = sum(buffer.nbytes for buffer in allocation.buffers if buffer.is_output)
     return PatternBlock(end, outputs, tuple(offsets))
-
-
-def later_runs(timeline: Timeline) -> LaterRuns:
-    """What every run after the first one of the same session needs."""
-    allocation = timeline.allocation
-    if timeline.away:
-        here = [b for b in allocation.buffers if b.root not in timeline.away]
-        kept = tuple(replace(b, id=index) for index, b in enumerate(here))
-        allocation = replace(allocation, buffers=kept)
-    block = pattern_block(allocation).block_bytes
-    outputs = np.zeros(len(allocation.order), np.int64)
-    for buffer in allocation.buffers:
-        if buffer.is_output:
-            outputs[buffer.birth :] += buffer.nbytes
-    inside = timeline.dynamic - live_bytes(allocation)
-    for node, nbytes in looped_bytes(timeline.graph).items():
-        inside[allocation.step_of[node]] += nbytes
-    dynamic = block + outputs + inside
-    highest = int(dynamic.max(initial=0))
-    resident = timeline.resident_bytes
-    return LaterRuns(
-        block_bytes=block,
-        dynamic_peak_bytes=highest,
-        peak_bytes=resident + highest,
-        peak_with_workspace_bytes=resident + int((dynamic + timeline.workspace).max(initial=0)),
-    )

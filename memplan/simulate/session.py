@@ -33,6 +33,11 @@ class SessionKind:
     threads: int = WORKSPACE_THREADS
     as_listed: bool = False
 
+    @property
+    def patterns(self) -> bool:
+        """Whether runs after the first hold the block of a memory pattern."""
+        return self.name == "default"
+
 
 def session_kind(name: str, provider: str = "cpu") -> SessionKind:
     """``tuned`` (tightest, Python only) or ``default`` (a plain ``InferenceSession(path)``).

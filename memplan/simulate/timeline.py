@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,9 @@ from memplan.ops.kernels import COPY_OPS
 from memplan.ops.memory import semantics
 from memplan.ops.workspace import never_takes_scratch, workspace_bytes
 from memplan.simulate.allocation import Allocation, Buffer, allocate, is_resident, off_device
-from memplan.simulate.body_memory import Inside, body_bytes
+from memplan.simulate.body_memory import BodyPeak, Inside, body_bytes, looped_bytes
 from memplan.simulate.devices import Devices
+from memplan.simulate.pattern import pattern_block
 from memplan.simulate.run_order import execution_order, placed_order
 from memplan.simulate.session import SessionKind
 
@@ -96,6 +97,16 @@ class Timeline:
         return sorted(live, key=lambda buffer: (-buffer.nbytes, buffer.birth, buffer.id))
 
 
+@dataclass(frozen=True, slots=True)
+class LaterRuns:
+    """Peaks in bytes, resident ones included; ``block_bytes`` is what is held all the time."""
+
+    block_bytes: int
+    dynamic_peak_bytes: int
+    peak_bytes: int
+    peak_with_workspace_bytes: int
+
+
 def simulate(graph: Graph, session: SessionKind, devices: Devices | None = None) -> Timeline:
     """What the runtime will do with ``graph`` in a session of the given kind.
 
@@ -139,12 +150,45 @@ def bodies_of(graph: Graph, session: SessionKind) -> Inside:
     simulates each of them twice does so 2^depth times for the innermost.
     """
 
-    def peak(body: Graph, kind: SessionKind) -> tuple[int, int]:
+    def peaks(body: Graph, kind: SessionKind) -> tuple[BodyPeak, BodyPeak]:
         timeline = simulate(body, kind)
         total = timeline.peak_with_workspace_bytes - timeline.resident_bytes
-        return timeline.dynamic_peak_bytes, total
+        first = BodyPeak(timeline.dynamic_peak_bytes, total)
+        if not kind.patterns:
+            return first, first
+        later = later_runs(timeline)
+        total = later.peak_with_workspace_bytes - timeline.resident_bytes
+        return first, BodyPeak(later.dynamic_peak_bytes, total)
 
-    return body_bytes(graph, session, peak)
+    return body_bytes(graph, session, peaks)
+
+
+def later_runs(timeline: Timeline) -> LaterRuns:
+    """What every run after the first one of the same session needs."""
+    graph, inner, allocation = timeline.graph, timeline.inside, timeline.allocation
+    kept = [b for b in allocation.buffers if b.root not in timeline.away]
+    block, dynamic = 0, live_bytes(allocation, timeline.away)
+    if all(t.counted or t.dtype for t in map(graph.tensors.__getitem__, graph.inputs)):
+        # Where a sequence or an optional is fed, the runtime makes no pattern.
+        kept = [replace(b, id=index) for index, b in enumerate(kept)]
+        block = pattern_block(replace(allocation, buffers=tuple(kept))).block_bytes
+        dynamic[:] = block
+        for buffer in kept:
+            if buffer.is_output:
+                dynamic[buffer.birth :] += buffer.nbytes
+    workspace, looped = timeline.workspace.copy(), looped_bytes(graph) if block else {}
+    for node, nbytes in inner.later.items():
+        step = allocation.step_of[node]
+        dynamic[step] += nbytes + looped.get(node, 0)
+        workspace[step] = inner.later_closing[node]
+    highest = int(dynamic.max(initial=0))
+    resident = timeline.resident_bytes
+    return LaterRuns(
+        block_bytes=block,
+        dynamic_peak_bytes=highest,
+        peak_bytes=resident + highest,
+        peak_with_workspace_bytes=resident + int((dynamic + workspace).max(initial=0)),
+    )
 
 
 def resident_bytes(graph: Graph, away: frozenset[int] = frozenset()) -> int:

@@ -10,9 +10,8 @@ from memplan.runtime.inputs import synthesize
 from memplan.runtime.measure import measure, saved_inputs
 from memplan.runtime.messages import Measurement, RunRequest
 from memplan.simulate.opened import OpenModel, on_devices, open_model
-from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import session_kind
-from memplan.simulate.timeline import Timeline, simulate
+from memplan.simulate.timeline import Timeline, later_runs, simulate
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ from memplan.runtime.messages import Measurement, RunRequest
 from memplan.runtime.profiled import profiled_runs
 from memplan.runtime.session_options import session_options
 from memplan.simulate.opened import OpenModel
-from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import SessionKind, session_kind
-from memplan.simulate.timeline import Timeline, simulate
+from memplan.simulate.timeline import Timeline, later_runs, simulate
 
 PLAIN = SessionKind("default", "cpu", priority_order=False, reuse=True)
 KINDS = pytest.mark.parametrize("kind", [session_kind("tuned"), PLAIN], ids=["tuned", "plain"])
@@ -175,8 +174,9 @@ IN_BODY = """[pick] w = If<
 >(c) [s2] s2 = Neg(w)"""
 
 
+@KINDS
 @pytest.mark.parametrize("declared", ["256", "N"])
-def test_an_if_in_a_loop(declared: str) -> None:
+def test_an_if_in_a_loop(kind: SessionKind, declared: str) -> None:
     text = f"""
     g (float[256] x, bool c) => (float y) <int64 n = {{4}}>
     {{
@@ -186,11 +186,12 @@ def test_an_if_in_a_loop(declared: str) -> None:
             {{ [m2] more2 = Identity(more) {IN_BODY.replace("256", declared)} }}>(n, , x2)
         [y] y = ReduceSum<keepdims = 0>(u)
     }}"""
-    check(text, session_kind("tuned"))
+    check(text, kind)
 
 
+@KINDS
 @pytest.mark.parametrize("declared", ["256", "N"])
-def test_an_if_in_a_scan(declared: str) -> None:
+def test_an_if_in_a_scan(kind: SessionKind, declared: str) -> None:
     text = f"""
     g (float[3,256] x, bool c) => (float y)
     {{
@@ -200,6 +201,8 @@ def test_an_if_in_a_scan(declared: str) -> None:
         [y] y = ReduceSum<keepdims = 0>(u)
     }}"""
     model = open_text(text)
-    timeline = simulate(model.graph, session_kind("tuned"))
-    runs = [measured(model, session_kind("tuned"), taken) for taken in (True, False)]
+    timeline = simulate(model.graph, kind)
+    runs = [measured(model, kind, taken) for taken in (True, False)]
     assert max(r.dynamic_bytes for r in runs) == timeline.dynamic_peak_bytes
+    later = later_runs(timeline) if kind.patterns else timeline
+    assert max(r.second_run_dynamic_bytes for r in runs) == later.dynamic_peak_bytes

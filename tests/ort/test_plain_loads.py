@@ -24,9 +24,8 @@ from memplan.runtime.measure import measure
 from memplan.runtime.messages import RunRequest
 from memplan.shapes.prepare import load
 from memplan.simulate.opened import opened
-from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import session_kind
-from memplan.simulate.timeline import simulate
+from memplan.simulate.timeline import later_runs, simulate
 from memplan.units import parse_budget, parse_size
 
 PLAIN = session_kind("default")

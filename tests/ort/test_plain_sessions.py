@@ -28,9 +28,8 @@ from memplan.runtime.messages import Measurement, RunRequest
 from memplan.runtime.profiled import profiled_runs
 from memplan.shapes.visible import visible_names
 from memplan.simulate.opened import OpenModel, open_model
-from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import session_kind
-from memplan.simulate.timeline import simulate
+from memplan.simulate.timeline import later_runs, simulate
 from memplan.units import parse_size
 
 DEFAULT = session_kind("default")

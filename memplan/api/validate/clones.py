@@ -5,8 +5,7 @@ from __future__ import annotations
 from memplan.ir.graph import Graph
 from memplan.runtime.messages import Measurement
 from memplan.simulate.opened import OpenModel
-from memplan.simulate.pattern import later_runs
-from memplan.simulate.timeline import Timeline
+from memplan.simulate.timeline import Timeline, later_runs
 from memplan.units import counted
 
 

@@ -35,10 +35,7 @@ def doubt(model: OpenModel, timeline: Timeline) -> Doubt:
     inlined = tuple(text for text in prepared.assumptions if "runs their nodes later" in text)
     open_ended = tuple(_open_ended(timeline.graph))
     uncounted = tuple(text for text in prepared.assumptions if "not counted" in text)
-    patterns: tuple[str, ...] = ()
-    if timeline.session.name == "default" and timeline.graph.bodies:
-        patterns = ("memory patterns inside the bodies of control-flow nodes are not simulated",)
-    return Doubt((*timeline.assumptions, *bounded), (*open_ended, *inlined, *uncounted, *patterns))
+    return Doubt((*timeline.assumptions, *bounded), (*open_ended, *inlined, *uncounted))
 
 
 def _open_ended(graph: Graph) -> list[str]:

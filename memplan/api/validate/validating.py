@@ -60,9 +60,8 @@ from memplan.runtime.messages import Measurement, RunRequest
 from memplan.shapes.prepare import prepare
 from memplan.simulate.devices import fallback_notes
 from memplan.simulate.opened import OpenModel, on_devices, opened
-from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import SessionKind, session_kind
-from memplan.simulate.timeline import Timeline, resident_bytes, simulate
+from memplan.simulate.timeline import Timeline, later_runs, resident_bytes, simulate
 from memplan.simulate.unrunnable import require_runs
 from memplan.units import counted
 

@@ -36,9 +36,8 @@ from memplan.proto.opset import allow_initializers
 from memplan.shapes.hidden import HIDDEN_KEY, hidden_shapes
 from memplan.shapes.tensor_type import TensorType, Types
 from memplan.shapes.visible import with_visibility
-from memplan.simulate.pattern import LaterRuns, later_runs
 from memplan.simulate.session import SessionKind, session_kind
-from memplan.simulate.timeline import Timeline, simulate
+from memplan.simulate.timeline import LaterRuns, Timeline, later_runs, simulate
 
 _NEVER = Deadline()
 _EVERY = (0, 64, 16, 4)

@@ -21,8 +21,8 @@ from memplan.planning.plan import Plan
 from memplan.planning.plan_file import EDITED, PlainDecision
 from memplan.planning.planner import PlanRequest, Prepared, make_plan
 from memplan.simulate.opened import OpenModel
-from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import SessionKind
+from memplan.simulate.timeline import later_runs
 from memplan.solver.strategy import Progress, Strategy
 from memplan.units import format_bytes
 

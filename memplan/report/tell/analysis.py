@@ -26,8 +26,7 @@ from memplan.units import counted, format_bytes
 if TYPE_CHECKING:
     from memplan.api.analysis import Analysis
     from memplan.passes.loops.loop_pairs import RecurrentPair
-    from memplan.simulate.pattern import LaterRuns
-    from memplan.simulate.timeline import Timeline
+    from memplan.simulate.timeline import LaterRuns, Timeline
 
 _MODULES_SHOWN = 8
 

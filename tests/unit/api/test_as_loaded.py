@@ -63,7 +63,6 @@ def test_another_version_makes_figures_inexact(
     assert "1.99.0" in first_screen(found)
 
 
-def test_loops_are_exact_in_tuned_sessions_only(tmp_path: Path) -> None:
-    path = saved(loop(), tmp_path)
-    assert analyze(path).as_json()["exact"] is True
-    assert "control-flow" in analyze(path, session="default").inexact[-1]
+@pytest.mark.parametrize("session", ["tuned", "default"])
+def test_loops_are_exact(tmp_path: Path, session: str) -> None:
+    assert analyze(saved(loop(), tmp_path), session=session).as_json()["exact"] is True

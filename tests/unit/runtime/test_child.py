@@ -7,9 +7,8 @@ from memplan.runtime.inputs import synthesize
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.profiled import profiled_runs
 from memplan.runtime.session_options import session_options
-from memplan.simulate.pattern import later_runs
 from memplan.simulate.session import session_kind
-from memplan.simulate.timeline import simulate
+from memplan.simulate.timeline import later_runs, simulate
 
 TEXT = """
 g (float[256] x) => (float[300] y) <int64[2] pads = {0, 44}, float[4] small = {1, 2, 3, 4}>

@@ -88,7 +88,7 @@ class TestRoundTrip:
             == """\
 [models."models/mlp.onnx"]
 fingerprint = "ffffffffffffffffffffffffffffffff"
-accounting = 5
+accounting = 6
 session = "tuned"
 provider = "cpu"
 state = "apart"

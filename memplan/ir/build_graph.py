@@ -12,7 +12,7 @@ from memplan.proto.elements import ELEMENT_BITS, tensor_bytes
 from memplan.proto.metadata import marked_names
 from memplan.proto.nodes import captured_names, domain_of, is_constant, subgraphs
 from memplan.proto.opset import default_opset
-from memplan.shapes.body_shapes import BodyModel, body_models
+from memplan.shapes.complete import BodyModel, body_models
 from memplan.shapes.tensor_type import Types
 
 

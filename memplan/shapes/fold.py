@@ -7,7 +7,7 @@ constant). Values of small tensors are evaluated with ONNX's own reference imple
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import numpy as np
 import onnx
@@ -33,18 +33,22 @@ _FOLDED = frozenset(
 )
 
 
-def small_constants(graph: onnx.GraphProto, *, defaults: bool = False) -> dict[str, Array]:
+def small_constants(
+    graph: onnx.GraphProto, *, defaults: bool = False, of: Container[str] | None = None
+) -> dict[str, Array]:
     """Contents of small initializers and ``Constant`` nodes by tensor name.
 
-    ``defaults``: also of initializers that are graph inputs, which a run may replace.
+    ``defaults``: also of initializers that are graph inputs, which a run may replace. ``of``: only
+    of these tensors.
     """
     found: dict[str, Array] = {}
     replaceable = set() if defaults else {value.name for value in graph.input}
     for tensor in graph.initializer:
-        if has_small_content(tensor) and tensor.name not in replaceable:
+        wanted = tensor.name not in replaceable and (of is None or tensor.name in of)
+        if wanted and has_small_content(tensor):
             found[tensor.name] = numpy_helper.to_array(tensor)
     for node in graph.node:
-        if is_constant(node):
+        if is_constant(node) and (of is None or node.output[0] in of):
             value = constant_value(node.attribute[0])
             if value is not None:
                 found[node.output[0]] = value

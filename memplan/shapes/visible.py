@@ -43,10 +43,10 @@ def with_visibility(model: onnx.ModelProto, types: Types) -> dict[str, TensorTyp
     if is_complete(model.graph, stated_types(model.graph)):
         return dict(types)
     visible = visible_shapes(model, types)
-    return {name: _as_seen(value, visible.get(name)) for name, value in types.items()}
+    return {name: as_seen(value, visible.get(name)) for name, value in types.items()}
 
 
-def _as_seen(value: TensorType, shape: Shape | None) -> TensorType:
+def as_seen(value: TensorType, shape: Shape | None) -> TensorType:
     """A type, if the runtime knows ``shape`` (None: no shape) of it."""
     if not value.dtype:
         return value

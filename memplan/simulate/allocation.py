@@ -105,8 +105,12 @@ class _Planner:
         for step, index in enumerate(self.order):
             step_of[index] = step
             node = nodes[index]
-            for slot, tensor in enumerate(node.outputs):
-                if tensor != ABSENT and tensors[tensor].counted:
+            made = [(s, t) for s, t in enumerate(node.outputs) if t != ABSENT]
+            if node.id in self.graph.bodies:
+                # What If and Scan do not know the shape of is made by the body.
+                made.sort(key=lambda pair: not tensors[pair[1]].static)
+            for slot, tensor in made:
+                if tensors[tensor].counted:
                     self._place(node, slot, tensor)
             for tensor in (*node.reads, *node.writes):
                 self._release(tensor)

@@ -22,7 +22,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from memplan.ir.graph import ABSENT, Body, Graph, Node
+from memplan.ir.graph import ABSENT, Body, Graph, Node, TensorKind
+from memplan.ops.book import operator
 from memplan.proto.loop_node import LoopLayout, loop_layout
 from memplan.simulate.allocation import passes_through, written_outside
 from memplan.simulate.session import SessionKind
@@ -92,26 +93,54 @@ def body_bytes(graph: Graph, session: SessionKind, peaks: Peaks) -> Inside:
             closing[index] = max(0, above - tensors[index])
         notes.extend(_note(node, body) for body in bodies)
         alike = len(set(needs)) < 2
-        bounds.extend(_note(node, body) for body in bodies if not (alike and _is_exact(node, body)))
+        exact = [alike and _is_exact(graph, node, body, session) for body in bodies]
+        bounds.extend(_note(node, b) for b, surely in zip(bodies, exact, strict=True) if not surely)
     return Inside(*first, *later, tuple(notes), tuple(bounds))
 
 
-def looped_bytes(graph: Graph) -> dict[int, int]:
-    """Bytes that a later run of a plain session holds twice while a Loop runs, by node id: the
-    body makes its results, and the place they go to is there already, in the memory pattern's
-    block."""
-    return {
-        index: sum(t.nbytes for t in map(graph.tensors.__getitem__, writes) if not t.is_output)
-        for index in graph.bodies
-        if graph.nodes[index].op == "Loop" and (writes := graph.nodes[index].writes)
-    }
+def is_fed_tensors(graph: Graph) -> bool:
+    """Whether all inputs are tensors. Where a sequence or an optional is fed, the runtime makes no
+    memory pattern (``execution_frame.cc``)."""
+    return all(t.counted or t.dtype for t in map(graph.tensors.__getitem__, graph.inputs))
 
 
-def _is_exact(node: Node, body: Body) -> bool:
-    """Whether a body is counted as the runtime does: bodies in a body are bounds."""
-    if body.graph is None or body.graph.bodies:
+def _is_exact(outer: Graph, node: Node, body: Body, session: SessionKind) -> bool:
+    """Whether a body is counted as the runtime does.
+
+    Bodies in a body are bounds. So are bodies that read tensors of whose shapes the runtime may
+    know more than memplan, and loops that stack or shift what they are given.
+    """
+    inner = body.graph
+    if inner is None or inner.bodies:
         return False
-    return node.op == "If" or (body.trips is not None and node.op in ("Loop", "Scan"))
+    if not all(outer.tensors[t].static for t in node.captured):
+        return False
+    if session.patterns and _may_lack_a_pattern(outer, node, inner):
+        return False
+    if node.op == "Loop":
+        states = _layout(node).states
+        handed = [k for k, t in enumerate(inner.outputs) if passes_through(inner, t)]
+        stay = all(k <= states and not _is_new(node, inner, k) for k in handed)
+        return body.trips is not None and stay
+    return node.op == "If" or (body.trips is not None and node.op == "Scan")
+
+
+def _may_lack_a_pattern(outer: Graph, node: Node, body: Graph) -> bool:
+    """Whether the runtime may make no memory pattern for a body; it is taken to make one, which is
+    never too little.
+
+    A captured constant is gone once every kernel that reads it has packed it (``session_state.cc``,
+    ``PrepackConstantInitializedTensors``), and is no tensor that a body could be fed.
+    """
+    captured = (outer.tensors[t] for t in node.captured)
+    weights = {t.name for t in captured if t.kind is TensorKind.INITIALIZER}
+    packed = {
+        body.tensors[each.inputs[slot]].name
+        for each in body.nodes
+        for slot in operator(each.key).packed_inputs
+        if slot < len(each.inputs) and each.inputs[slot] != ABSENT
+    }
+    return not weights.isdisjoint(packed)
 
 
 def _needs(
@@ -120,38 +149,49 @@ def _needs(
     """What one body takes while the node runs for the first time, and later."""
     if body.graph is None:
         guess = 2 * sum(graph.tensors[t].nbytes for t in (*node.reads, *node.writes))
-        beyond = max(0, guess - (0 if node.op == "Scan" else _bytes(graph, node.writes)))
+        beyond = max(0, guess - (0 if node.op == "Scan" else _written_here(graph, node.writes)))
         return (_Need(beyond, beyond, 0),) * 2
     first, later = peaks(body.graph, session)
     if body.trips != 1:
         first = later  # from its second iteration on
-    return _need(graph, node, body, body.graph, first), _need(graph, node, body, body.graph, later)
+    inner, has_block = body.graph, session.patterns and is_fed_tensors(graph)
+    return (
+        _need(graph, node, body, first, _made_by_the_body(graph, node, inner)),
+        _need(graph, node, body, later, _made_by_the_body(graph, node, inner, has_block=has_block)),
+    )
 
 
-def _need(outer: Graph, node: Node, body: Body, inner: Graph, peak: BodyPeak) -> _Need:
+def _need(outer: Graph, node: Node, body: Body, peak: BodyPeak, twice: int) -> _Need:
     carried, stacked = _held(outer, node, body)
-    beside = carried + stacked + (_LOOP_COUNTERS if node.op == "Loop" else 0)
-    own = _made_by_the_body(outer, node, inner)
+    beside = carried + stacked + (_LOOP_COUNTERS if node.op == "Loop" else 0) - twice
     return _Need(
-        max(0, peak.tensors + beside - own),
-        max(0, peak.with_workspace + beside - own),
+        max(0, peak.tensors + beside),
+        max(0, peak.with_workspace + beside),
         _kept_at_end(outer, node, body),
     )
 
 
-def _made_by_the_body(outer: Graph, node: Node, body: Graph) -> int:
-    """Bytes of the node's outputs that count in the body too, and so would count twice."""
+def _made_by_the_body(outer: Graph, node: Node, body: Graph, *, has_block: bool = False) -> int:
+    """Bytes of the node's outputs that count in the body too, and so would count twice.
+
+    ``has_block``: the graph around holds the block of a memory pattern. Then what a Loop makes is
+    there twice: where it is made, and its place in the block; for an output of a branch, in the
+    block of the graph around that.
+    """
     if node.op not in ("If", "Scan"):
-        return _bytes(outer, node.writes)
+        kept = (t for t in node.writes if outer.tensors[t].is_output and outer.parent_op != "If")
+        return _written_here(outer, kept if has_block and node.op == "Loop" else node.writes)
     inner = (body.tensors[t] for t in body.outputs)
     pairs = zip(node.outputs, inner, strict=False)
-    return _bytes(
+    return _written_here(
         outer, (t for t, made in pairs if t != ABSENT and not written_outside(body, made))
     )
 
 
-def _bytes(graph: Graph, tensors: Iterable[int]) -> int:
-    return sum(graph.tensors[t].nbytes for t in tensors)
+def _written_here(graph: Graph, tensors: Iterable[int]) -> int:
+    """Bytes of those that the graph has memory for."""
+    found = (graph.tensors[t] for t in tensors)
+    return sum(tensor.nbytes for tensor in found if not written_outside(graph, tensor))
 
 
 def _held(outer: Graph, node: Node, body: Body) -> tuple[int, int]:
@@ -161,16 +201,15 @@ def _held(outer: Graph, node: Node, body: Body) -> tuple[int, int]:
     trips = body.trips if body.trips is not None else 1
     if node.op == "If":
         return 0, 0
+    states = _layout(node).states
     if node.op == "Scan":
-        states = sum(outer.tensors[t].nbytes for t in node.inputs[: _layout(node).states])
+        carried = sum(outer.tensors[t].nbytes for t in node.inputs[:states])
         buffers = 2 if body.trips is None else min(max(trips - 1, 0), 2)
-        return buffers * states, _transposed(outer, node, node.inputs, "input")
+        return buffers * carried, _transposed(outer, node, node.inputs, "input")
     if trips < 2 and body.trips is not None:
         return 0, 0
-    outputs, count = body.graph.outputs[1:], _layout(node).states
-    carried = _made_bytes(body.graph, (*outputs[:count], body.graph.outputs[0]))  # the condition
-    stacked = (trips - 1) * sum(body.graph.tensors[t].nbytes for t in outputs[count:])
-    return carried, stacked
+    stacked = sum(body.graph.tensors[t].nbytes for t in body.graph.outputs[1 + states :])
+    return _new_bytes(node, body.graph, range(1 + states)), (trips - 1) * stacked
 
 
 def _transposed(outer: Graph, node: Node, tensors: tuple[int, ...], kind: str) -> int:
@@ -192,16 +231,25 @@ def _kept_at_end(outer: Graph, node: Node, body: Body) -> int:
     if node.op != "Loop":
         return 0
     assert body.graph is not None
-    outputs = body.graph.outputs[1:]
     states = _layout(node).states
     trips = body.trips if body.trips is not None else 1
-    stacked = trips * sum(body.graph.tensors[t].nbytes for t in outputs[states:])
-    return stacked + _made_bytes(body.graph, outputs[:states])
+    stacked = sum(body.graph.tensors[t].nbytes for t in body.graph.outputs[1 + states :])
+    return trips * stacked + _new_bytes(node, body.graph, range(1, 1 + states))
 
 
-def _made_bytes(graph: Graph, tensors: tuple[int, ...]) -> int:
-    """Bytes of body outputs that are made inside, not handed through."""
-    return sum(graph.tensors[t].nbytes for t in tensors if not passes_through(graph, t))
+def _new_bytes(node: Node, body: Graph, slots: Iterable[int]) -> int:
+    """Bytes of a Loop body's outputs that are made anew in every iteration."""
+    return sum(body.tensors[body.outputs[k]].nbytes for k in slots if _is_new(node, body, k))
+
+
+def _is_new(node: Node, body: Graph, slot: int) -> bool:
+    """Whether an output of a Loop's body, the condition first, is another from one iteration to the
+    next: not if the same state is handed on, or a tensor from outside."""
+    made = body.outputs[slot]
+    if not passes_through(body, made):
+        return True
+    source = body.inputs.index(body.nodes[body.tensors[made].producer].inputs[0])
+    return source != slot + 1 and source < len(node.inputs)
 
 
 def _layout(node: Node) -> LoopLayout:

@@ -15,7 +15,7 @@ from memplan.ops.kernels import COPY_OPS
 from memplan.ops.memory import semantics
 from memplan.ops.workspace import never_takes_scratch, workspace_bytes
 from memplan.simulate.allocation import Allocation, Buffer, allocate, is_resident, off_device
-from memplan.simulate.body_memory import BodyPeak, Inside, body_bytes, looped_bytes
+from memplan.simulate.body_memory import BodyPeak, Inside, body_bytes, is_fed_tensors
 from memplan.simulate.devices import Devices
 from memplan.simulate.pattern import pattern_block
 from memplan.simulate.run_order import execution_order, placed_order
@@ -168,18 +168,17 @@ def later_runs(timeline: Timeline) -> LaterRuns:
     graph, inner, allocation = timeline.graph, timeline.inside, timeline.allocation
     kept = [b for b in allocation.buffers if b.root not in timeline.away]
     block, dynamic = 0, live_bytes(allocation, timeline.away)
-    if all(t.counted or t.dtype for t in map(graph.tensors.__getitem__, graph.inputs)):
-        # Where a sequence or an optional is fed, the runtime makes no pattern.
+    if is_fed_tensors(graph):
         kept = [replace(b, id=index) for index, b in enumerate(kept)]
         block = pattern_block(replace(allocation, buffers=tuple(kept))).block_bytes
         dynamic[:] = block
         for buffer in kept:
             if buffer.is_output:
                 dynamic[buffer.birth :] += buffer.nbytes
-    workspace, looped = timeline.workspace.copy(), looped_bytes(graph) if block else {}
+    workspace = timeline.workspace.copy()
     for node, nbytes in inner.later.items():
         step = allocation.step_of[node]
-        dynamic[step] += nbytes + looped.get(node, 0)
+        dynamic[step] += nbytes
         workspace[step] = inner.later_closing[node]
     highest = int(dynamic.max(initial=0))
     resident = timeline.resident_bytes

@@ -149,8 +149,7 @@ def saved(model: onnx.ModelProto, folder: Path) -> Path:
     return path
 
 
-# Loops: later runs are named as not exact.
-PLAIN = [path for path in runnable_models("cnn_bn") if path.stem != "jax_rnn_loops"]
+PLAIN = runnable_models("cnn_bn")
 
 
 @pytest.mark.parametrize("path", each(PLAIN))

@@ -121,7 +121,8 @@ def test_shapes_that_memplan_does_not_know_to_be_known(kind: SessionKind) -> Non
         [n] n = Gather(s, zero)
         [both] shape = Concat<axis = 0>(n, n)
         [x2] x2 = Reshape(x3, shape)"""
-    check(conditional(MADE, SHALLOW, "16,16", "N,N", before), kind)
+    timeline = check(conditional(MADE, SHALLOW, "16,16", "N,N", before), kind)
+    assert timeline.bounds
 
 
 @KINDS

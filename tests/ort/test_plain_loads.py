@@ -53,6 +53,11 @@ LOOP = """g (float[64, 64] x) => (float[64, 64] y) <int64 m = {5}, bool c = {1}>
  { e = Exp(x) a = Loop (m, c, e) <body = b (int64 i, bool cc, float[64, 64] s)
    => (bool co, float[64, 64] so) { co = Identity(cc) t = Sin(s) so = MatMul(t, x) }>
    y = Add(a, e) }"""
+# Only in the body are nodes fused.
+SCAN = """g (float[5, 8, 8] x, float[8, 8] v, float[8, 8] h) => (float[8, 8] y, float[5, 8, 8] z)
+ { s = Exp(h) y, z = Scan<num_scan_inputs = 1, body = b (float[8, 8] h0, float[8, 8] e)
+   => (float[8, 8] h1, float[8, 8] o) { [sum] a = Add(h0, e) [gemm] g = Gemm(a, v)
+     [tanh] h1 = Tanh(g) [out] o = Exp(h1) }>(s, x) }"""
 
 
 def test_a_plan_for_plain_sessions_has_no_node_that_they_merge(tmp_path: Path) -> None:
@@ -63,13 +68,15 @@ def test_a_plan_for_plain_sessions_has_no_node_that_they_merge(tmp_path: Path) -
     assert held.unchanged, held.gone
 
 
+@pytest.mark.parametrize("text", [LOOP, SCAN], ids=["loop", "scan"])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_later_runs_of_a_loop_are_predicted(tmp_path: Path, threads: int) -> None:
+def test_runs_of_a_loop_are_predicted(tmp_path: Path, text: str, threads: int) -> None:
     path, inputs = tmp_path / "loop.onnx", tmp_path / "in.npz"
-    onnx.save(parse(LOOP), path)
+    onnx.save(parse(text), path)
     model = opened(load(path, {}))
     np.savez(inputs, **synthesize(model.graph))
     held = as_loaded(model, PLAIN)
+    assert held.unchanged == (text is LOOP)
     timeline = simulate(held.model.graph, held.kind)
     request = RunRequest("default", "cpu", runs=0, threads=threads)
     found = measure(path, request, inputs, tmp_path / "out.npz", [], 120.0, None)

@@ -56,10 +56,10 @@ class Loaded:
     """``model`` as a session holds it, nodes in the order in which they run.
 
     ``gone`` and ``new``: names of nodes that only the file or only the session has; ``rewired``:
-    nodes of both that read other tensors in the session, and what made the old ones. If there are
-    none, ``model`` is the file's own. ``kind``: what to simulate ``model`` in. ``runtime``: the
-    version that was asked. ``resident_bytes``: of the file, whose constants the
-    runtime may fold or merge.
+    nodes of both that read other tensors in the session, and what made the old ones, or that have
+    other nodes in their bodies there. If there are none, ``model`` is the file's own. ``kind``:
+    what to simulate ``model`` in. ``runtime``: the version that was asked. ``resident_bytes``: of
+    the file, whose constants the runtime may fold or merge.
     """
 
     model: OpenModel
@@ -176,9 +176,10 @@ def as_loaded(
     rewired: tuple[str, ...] = ()
     if before == after:
         own = on_devices(model, session, loss)
+        rewired = _other_bodies(own.graph, held.graph)
         if session.name == "default":
             own = replace(own, graph=unbound(own.graph))
-            rewired = _rewired(own.graph, held.graph)
+            rewired = (*_rewired(own.graph, held.graph), *rewired)
         if not rewired:
             return Loaded(own, session, (), (), answer.version, resident)
     gone, new = tuple(sorted(before - after)), tuple(sorted(after - before))
@@ -201,6 +202,24 @@ def _rewired(own: Graph, held: Graph) -> tuple[str, ...]:
             lost = (makers[tensor] for tensor in reads if tensor not in after[name])
             found |= dict.fromkeys((name, *lost))
     return tuple(found)
+
+
+def _other_bodies(own: Graph, held: Graph) -> tuple[str, ...]:
+    """Control-flow nodes that a session kept by name, and whose bodies have other nodes there."""
+    before, after = _body_nodes(own), _body_nodes(held)
+    return tuple(name for name, inside in before.items() if inside != after[name])
+
+
+def _body_nodes(graph: Graph) -> dict[str, list[object]]:
+    """For each control-flow node, the names of the nodes in its bodies, nested as they are."""
+    return {
+        graph.nodes[index].name: [
+            (body.attribute, {node.name for node in body.graph.nodes}, _body_nodes(body.graph))
+            for body in sorted(bodies, key=lambda body: body.attribute)
+            if body.graph is not None
+        ]
+        for index, bodies in graph.bodies.items()
+    }
 
 
 def _in_order(

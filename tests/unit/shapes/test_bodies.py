@@ -9,8 +9,7 @@ from helpers import odd_models as odd
 from helpers.graphs import parse
 from helpers.odd_models import saved
 from memplan.api.analysis import analyze
-from memplan.shapes.body_shapes import body_models
-from memplan.shapes.complete import value_types
+from memplan.shapes.complete import body_models, value_types
 from memplan.simulate.opened import open_model
 
 

@@ -88,8 +88,9 @@ class _CompleteWalk(StrictWalk):
     def visit(self, node: onnx.NodeProto) -> None:
         """Find the types of a node's outputs where they are not known, and what they hold."""
         if self._lacking(node):
-            for part in standard_nodes(node, self.known):
-                super().visit(part)
+            self._visit_parts(node)
+        if self._lacking(node):
+            super().visit(node)
         if self._in_blocks or self._lacking(node):
             self._apply_rules(node)
         if self._left >= 0:
@@ -100,6 +101,18 @@ class _CompleteWalk(StrictWalk):
                 if self.known[name].shape is None:
                     dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
                     self.learn(name, TensorType(int(dtype), array.shape))
+
+    def _visit_parts(self, node: onnx.NodeProto) -> None:
+        """Find the types of a fused operator's outputs as those of what it was made of. What the
+        file says of them is not held against that: ONNX Runtime 1.31.1 states a wrong shape for
+        FusedMatMul where it broadcasts."""
+        parts = standard_nodes(node, self.known)
+        if parts == [node]:
+            return
+        told = {name: self.stated.pop(name) for name in node.output if name in self.stated}
+        for part in parts:
+            super().visit(part)
+        self.stated |= told
 
     def is_certain(self, node: onnx.NodeProto) -> bool:
         """See :class:`StrictWalk`; an initializer that was computed with may be replaced."""

@@ -18,7 +18,7 @@ from onnx import helper
 
 from memplan.proto.nodes import is_standard
 from memplan.shapes.infer import declared_values, is_complete, stated_types
-from memplan.shapes.tensor_type import UNKNOWN, Shape, TensorType, Types, parse_type
+from memplan.shapes.tensor_type import UNKNOWN, UNNAMED, Shape, TensorType, Types, parse_type
 from memplan.shapes.walk import TypeWalk
 
 # Fused operators whose outputs have the shape of the standard operator's.
@@ -149,16 +149,17 @@ def standard_nodes(node: onnx.NodeProto, types: Types) -> list[onnx.NodeProto]:
         op = _STANDARD[node.op_type]
         kept = {k: v for k, v in attributes.items() if k in _ATTRIBUTES.get(op, ())}
         return [helper.make_node(op, node.input[: 2 if op == "Add" else 3], outputs, **kept)]
-    batched = attributes.get("transBatchA") or attributes.get("transBatchB")
-    if node.op_type != "FusedMatMul" or batched:
+    if node.op_type != "FusedMatMul" or len(node.input) != 2:
         return [node]
-    result = []
-    sides = []
-    for name, flag in zip(node.input, ("transA", "transB"), strict=True):
-        rank = len(types[name].shape or ()) if name in types else 0
-        if attributes.get(flag) and rank > 1:
-            turned = f"{outputs[0]}/{flag}"
-            perm = [*range(rank - 2), rank - 1, rank - 2]
+    result, sides = [], []
+    for name, side in zip(node.input, "AB", strict=True):
+        perm = list(range(len(types[name].shape or ()) if name in types else 0))
+        if attributes.get(f"transBatch{side}") and len(perm) > 2:
+            perm = [*perm[1:-1], perm[0], perm[-1]]
+        if attributes.get(f"trans{side}") and len(perm) > 1:
+            perm = [*perm[:-2], perm[-1], perm[-2]]
+        if perm != sorted(perm):
+            turned = f"{UNNAMED}{outputs[0]}/trans{side}"
             result.append(helper.make_node("Transpose", [name], [turned], perm=perm))
             name = turned
         sides.append(name)

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
@@ -111,3 +113,27 @@ def test_an_operator_that_onnx_does_not_know_shows_its_outputs_once_its_inputs_a
     seen = visible_shapes(model, types)
     assert seen["n"] == seen["y"] == (4, 8)
     assert "z" not in seen
+
+
+@pytest.mark.parametrize("batched", [0, 1])
+@pytest.mark.parametrize("trans", [0, 1])
+@pytest.mark.parametrize(
+    ("left", "right"), [([3, 2, 5, 4], [1, 2, 4, 6]), ([2, 1, 5, 4], [2, 3, 4, 6])]
+)
+def test_a_fused_product_has_the_shape_that_the_runtime_makes(
+    left: list[int], right: list[int], trans: int, batched: int
+) -> None:
+    """Also where the file says otherwise: the runtime states another when it saves such nodes."""
+    want = [*np.broadcast_shapes(tuple(left[:-2]), tuple(right[:-2])), 5, 6]
+    if trans:
+        left = [*left[:-2], left[-1], left[-2]]
+    if batched:
+        left, right = [left[2], *left[:2], left[3]], [right[2], *right[:2], right[3]]
+    switches = f"transA = {trans}, transBatchA = {batched}, transBatchB = {batched}"
+    model = parse(f"""g (float{left} a, float{right} b) => (float[p, q, r, s] z)
+        {{ y = com.microsoft.FusedMatMul <{switches}> (a, b) z = Neg (y) }}""")
+    model.graph.value_info.append(helper.make_tensor_value_info("y", FLOAT, [3, 1, 5, 6]))
+    assert list(value_types(model)[0]["y"].shape or ()) == want
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    feeds = {"a": np.zeros(left, np.float32), "b": np.zeros(right, np.float32)}
+    assert list(session.run(None, feeds)[0].shape) == want

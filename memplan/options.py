@@ -104,7 +104,7 @@ class RewriteOptions(Options):
     recompute: tuple[str, ...] = option(
         "Always recompute tensors, as 'blocks.*.mlp :: *'.", (), metavar="SELECTOR"
     )
-    time_limit: float = option("Seconds for everything up to the new file.", 30.0, **_SECONDS)
+    time_limit: float = option("Seconds for everything up to the new file.", 20.0, **_SECONDS)
     effort: int = option(
         "Rounds of the search, instead of seconds: the same file on every machine.",
         0,

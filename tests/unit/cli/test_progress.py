@@ -71,7 +71,7 @@ SHOWN = {
     ("analyze", "m.onnx"): ["analyzing m.onnx 0:00:00"],
     ("rewrite", "m.onnx", "--budget", "70%", "--dry-run", "--strategy", "greedy"): [
         "reading and preparing m.onnx",
-        rf"planning for 70%, at most 30 s: peak ({BUDGET}), [\d.]+% extra time",
+        rf"planning for 70%, at most 20 s: peak ({BUDGET}), [\d.]+% extra time",
     ],
     ("check", "--update", "m.onnx"): ["reading the lock", "analyzing 1/1: m.onnx"],
     ("device",): ["starting providers"],

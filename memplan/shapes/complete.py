@@ -12,11 +12,13 @@ exporters guarantee; where inference inside says otherwise the body counts as un
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import onnx
 from onnx import numpy_helper
 
 from memplan.errors import ModelError
+from memplan.proto.bare import without_weights
 from memplan.proto.edit import copied, replace_nodes
 from memplan.proto.limits import MOST_FOLDED
 from memplan.proto.loop_node import LOOP_FIXED, MOST_TRIPS, LoopLayout, layout_of
@@ -187,7 +189,8 @@ def body_models(
         unbound = copied(body)
         if known_call:
             _bind_inputs(body, node, types)
-        inside = _types_inside(body)
+        bare = without_weights(body, statements=True)
+        inside = _types_inside(bare.SerializeToString(deterministic=True))
         seen = _seen_by_the_runtime(unbound, attribute.g, inside, types, in_body)
         inferred = {name: as_seen(each, seen.get(name)) for name, each in inside.items()}
         trips = _trips(model, node, types) if known_call else None
@@ -200,9 +203,15 @@ def body_models(
     return found
 
 
-def _types_inside(body: onnx.ModelProto) -> Types:
-    """As of a main graph; but what a body says of shapes that do not fit is the runtime's to say,
-    if ever it runs it."""
+@lru_cache(maxsize=64)
+def _types_inside(content: bytes) -> Types:
+    """Types in a serialized body, as of a main graph; but what a body says of shapes that do not
+    fit is the runtime's to say, if ever it runs it.
+
+    Remembered, as the walk around asks for a body several times: bodies nest, and the innermost of
+    d would be walked 3^d times.
+    """
+    body = onnx.ModelProto.FromString(content)
     try:
         types, bounded = value_types(body)
     except ModelError:

@@ -60,8 +60,8 @@ class _Builder:
         graph = self.model.graph
         initialized = {tensor.name for tensor in graph.initializer}
         for value in graph.input:
-            kind = TensorKind.INITIALIZER if value.name in initialized else TensorKind.INPUT
-            self.add(value.name, kind)
+            own = value.name in initialized and not self.in_body  # else it is captured
+            self.add(value.name, TensorKind.INITIALIZER if own else TensorKind.INPUT)
         sparse = [tensor.values.name for tensor in graph.sparse_initializer]
         for name in (*(tensor.name for tensor in graph.initializer), *sparse):
             if name not in self.ids:

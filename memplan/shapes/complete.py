@@ -155,8 +155,8 @@ _CONTROL_FLOW = frozenset({":If", ":Loop", ":Scan"})
 
 @dataclass(frozen=True, slots=True)
 class BodyModel:
-    """One body as a model of its own: captured tensors are inputs, but for small constants, which
-    it has itself; the outer shapes are bound.
+    """One body as a model of its own: captured tensors are inputs, small constants with their
+    content; the outer shapes are bound.
 
     ``trips``: iterations per execution; None if data decides.
     """
@@ -278,12 +278,12 @@ def _as_model(model: onnx.ModelProto, graph: onnx.GraphProto, types: Types) -> o
     own |= {tensor.name for tensor in body.graph.initializer}
     own |= {name for inner in body.graph.node for name in inner.output}
     free = [name for name in free_names(body.graph) if name not in own]
-    values = small_constants(model.graph, of=frozenset(free))
+    values = small_constants(model.graph, defaults=True, of=frozenset(free))
     for name in free:
+        if name in types:
+            body.graph.input.append(_value_info(name, types[name]))
         if name in values:
             body.graph.initializer.append(numpy_helper.from_array(values[name], name))
-        elif name in types:
-            body.graph.input.append(_value_info(name, types[name]))
     return body
 
 

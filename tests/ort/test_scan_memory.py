@@ -186,7 +186,7 @@ UNKNOWN = """[k] k = Loop<body = b (int64 i, bool m, float[p,q] s) => (bool n, f
 
 @KINDS
 @pytest.mark.parametrize(
-    "node", [PACKED, SHIFTED, STACKED, IN_BRANCH, IN_SCAN, UNKNOWN], ids=range(6)
+    "node", [PACKED, SHIFTED, STACKED, HANDED, IN_BRANCH, IN_SCAN, UNKNOWN], ids=range(7)
 )
 def test_what_may_be_more_is_a_bound_and_never_less(kind: SessionKind, node: str) -> None:
     """Weights that kernels have packed, states that change places, bodies in bodies, shapes of

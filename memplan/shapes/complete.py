@@ -34,6 +34,7 @@ from memplan.shapes.infer import (
     stated_types,
 )
 from memplan.shapes.nchwc import in_blocks, nchwc_type
+from memplan.shapes.one_node import is_mended
 from memplan.shapes.shape_checks import StrictWalk, require_possible_body, types_at_once
 from memplan.shapes.tensor_type import (
     UNKNOWN,
@@ -43,6 +44,7 @@ from memplan.shapes.tensor_type import (
     known_shapes,
     read_type,
     type_bytes,
+    value_info,
 )
 from memplan.shapes.training_ops import bound_of_sum, training_type
 from memplan.shapes.visible import as_seen, standard_nodes
@@ -126,6 +128,10 @@ class _CompleteWalk(StrictWalk):
         working = copied(self.model)
         replace_by_constants(working.graph, self._computed)
         state_types(working.graph, self.known)
+        # What inference says of some operators is not so, and all that it makes of that.
+        wrong = [name for node in working.graph.node if is_mended(node) for name in node.output]
+        replace_nodes(working.graph, [n for n in working.graph.node if not is_mended(n)])
+        working.graph.input.extend(value_info(n, self.known.get(n, UNKNOWN)) for n in wrong if n)
         for name, found in stated_types(infer(working).graph).items():
             if found.shape is not None and self.known.get(name, UNKNOWN).shape is None:
                 self.stated[name] = type_bytes(found)

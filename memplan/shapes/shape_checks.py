@@ -55,9 +55,11 @@ class StrictWalk(TypeWalk):
             if node.op_type in _WINDOWED:
                 _require_windows_inside(name, mine)
             told, whole = self.stated.get(name, b""), numeric_type(mine)
-            if certain:
+            # What inference gets wrong may be what it once stated.
+            if certain and not is_mended(node):
                 _require_true(node, name, numeric_type(told), whole)
-            best = mine if certain and whole.shape is not None else agreed(mine, told)
+            sure = (certain or is_mended(node)) and whole.shape is not None
+            best = mine if sure else agreed(mine, told)
             self.note(name, best)
             if certain and mine and best == mine:
                 self.certain.add(name)

@@ -165,6 +165,7 @@ STACKED = f"""[l] p, q = Loop<body = b (int64 i, bool m, float[4,4] s)
     => (bool n, float[4,4] t, float[4,4] v)
     {{ [n] n = Identity(m) [t] t = Sin(s) [v] v = Identity(x) {HELD} }}>(trips, , f)
     [r] r = ReduceSum<keepdims = 0>(q) [o] o = Add(p, r)"""
+HANDED = f"[l] o = Loop<body = b {STEP} [t] t = Identity(c) {HELD} }}>(trips, , f)"
 IN_BRANCH = """[i] o = If<
     then_branch = t () => (float[p,q] r) { [l] r = Loop<body = b (int64 i, bool m, float[p,q] s)
         => (bool n, float[p,q] t)

@@ -89,6 +89,20 @@ def test_windows_of_a_pool_that_would_begin_behind_the_image_are_not_counted() -
       { p = MaxPool<kernel_shape = [1, 1], strides = [3, 3], ceil_mode = 1>(x)
         y = ReduceMean<keepdims = 0>(p) }""")
     assert value_types(model)[0]["p"].shape == (1, 1, 2, 2)  # 3 by 3 to ONNX's inference
+    model.graph.value_info.append(helper.make_tensor_value_info("p", FLOAT, [1, 1, 3, 3]))
+    assert value_types(model)[0]["p"].shape == (1, 1, 2, 2)
+    foreign = parse("""<ir_version: 10, opset_import: ["" : 18, "acme" : 1]>
+      g (float[1,1,5,5] x) => (float y) <float[1,1,5,5] i, float[1,1,3,3] p> { i = acme.Odd(x)
+        p = MaxPool<kernel_shape = [1, 1], strides = [3, 3], ceil_mode = 1>(i)
+        y = ReduceMean<keepdims = 0>(p) }""")
+    assert value_types(foreign)[0]["p"].shape == (1, 1, 2, 2)
+    # Of these sizes only inference of the whole graph tells.
+    hidden = parse("""g (float[1,1,1,1,3] x) => (float y)
+      <int64[1] first = {0}, int64[1] one = {1}, float[1,1,1,1] unit = {1}>
+      { n = NonZero(x) s = Shape(n) r = Gather(s, first) t = Concat<axis = 0>(one, one, r, r)
+        q = Expand(unit, t) p = MaxPool<kernel_shape = [1, 1], strides = [3, 3], ceil_mode = 1>(q)
+        e = Exp(p) y = ReduceMean<keepdims = 0>(e) }""")
+    assert value_types(hidden)[0]["e"].shape == (1, 1, 2, 2)
 
 
 @pytest.mark.parametrize("path", sample_models(), ids=lambda path: path.stem)

@@ -13,8 +13,8 @@ from functools import cache
 import onnx
 
 from memplan.ir.build_graph import plain_attributes
-from memplan.ir.graph import Graph, Node
-from memplan.ops.book import MOVING
+from memplan.ir.graph import ABSENT, Graph, Node, TensorKind
+from memplan.ops.book import MOVING, operator
 from memplan.shapes.tensor_type import FLOATS
 
 _FENCED = ("memplan/", "/recompute")
@@ -54,7 +54,13 @@ def _kind(graph: Graph, node: Node) -> tuple[object, ...]:
     writes = tuple((graph.tensors[t].dtype, graph.tensors[t].shape) for t in node.writes)
     defaults = _defaults(node.op, node.domain)
     stated = {k: v for k, v in node.attributes.items() if k not in defaults or v != defaults[k]}
-    return node.key, repr(sorted(stated.items())), reads, writes
+    # A weight that is a constant is packed, and multiplied in other bits than one that is computed.
+    packed = tuple(
+        graph.tensors[node.inputs[slot]].kind is TensorKind.INITIALIZER
+        for slot in operator(node.key).packed_inputs
+        if slot < len(node.inputs) and node.inputs[slot] != ABSENT
+    )
+    return node.key, repr(sorted(stated.items())), reads, writes, packed
 
 
 @cache

@@ -45,6 +45,7 @@ from memplan.solver.strategies.builtin import Search
 from memplan.solver.strategies.checkpoints import Collection
 
 _LOADS = 4  # how often a model is optimized that goes on changing
+_OPTIMIZING = 0.4  # of the time, for the runtime to optimize a model
 HELD_NOTE = (
     "planned and written as ONNX Runtime holds the model on the CPU once it is loaded, with the "
     "Casts that it puts around nodes without a float16 kernel: plan anew for other providers"
@@ -295,7 +296,8 @@ def _saved(source: OpenModel, goal: Goal, without: Sequence[str], folder: Path) 
     before = sorted(node.name for node in prepared.proto.graph.node)
     for count in range(1 if goal.session.name == "tuned" else _LOADS):
         target = folder / f"optimized_{count}.onnx"
-        optimize_offline(path, target, goal.options.provider, weights, without)
+        left = max(0.1, round(goal.deadline.share(_OPTIMIZING).left, 1))
+        optimize_offline(path, target, goal.options.provider, weights, without, left)
         saved = read_model(target, prepared.beside)
         names = sorted(node.name for node in saved.graph.node)
         if names == before:

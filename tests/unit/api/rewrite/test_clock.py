@@ -1,6 +1,8 @@
 """What a rewrite took by the clock: all of it, and what of it the search and the compiler took."""
 
 from itertools import count
+from subprocess import TimeoutExpired
+from typing import NoReturn
 
 import pytest
 
@@ -11,6 +13,7 @@ from memplan.api.rewrite import cheapest, rewriting
 from memplan.api.rewrite.goal import RewriteOptions
 from memplan.api.rewrite.rewrite_result import ClockSeconds, Rewrite
 from memplan.report.tell.rewrite import tell_rewrite
+from memplan.runtime import measure
 from memplan.solver import jit
 from memplan.solver.search import warm_up
 from memplan.units import parse_budget
@@ -57,3 +60,21 @@ def test_compiling_counts_where_there_was_no_machine_code(
     monkeypatch.setattr(warm_up, "warm_up", lambda: None)
     monkeypatch.setattr(rewriting, "now", count(0.0, 86.0).__next__)
     assert rewriting._warm_up() == seconds
+
+
+def test_the_runtime_is_not_waited_for_when_it_optimizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the square of some graphs' size; the file's own nodes are planned then."""
+    limits = []
+
+    def slow(*_: object, time_limit: float | None, **__: object) -> NoReturn:
+        limits.append(time_limit)
+        raise OSError if time_limit is None else TimeoutExpired("optimize", time_limit)
+
+    monkeypatch.setattr(measure, "call", slow)
+    found = memplan.rewrite(parse(CHAIN), RewriteOptions(parse_budget("100%"), time_limit=5.0))
+    assert limits[0] is not None
+    assert limits[0] <= 0.4 * 5.0
+    assert any(note.startswith("not optimized offline: ") for note in found.assumptions)
+    options = RewriteOptions(parse_budget("100%"), effort=1)
+    memplan.rewrite(parse(CHAIN), options)
+    assert limits[-1] is None  # where rounds are counted, every machine gives the same file

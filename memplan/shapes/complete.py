@@ -22,7 +22,7 @@ from memplan.proto.bare import without_weights
 from memplan.proto.edit import copied, replace_nodes
 from memplan.proto.limits import MOST_FOLDED
 from memplan.proto.loop_node import LOOP_FIXED, MOST_TRIPS, LoopLayout, layout_of
-from memplan.proto.nodes import free_names, operator_key
+from memplan.proto.nodes import free_names, is_standard, operator_key
 from memplan.shapes.fold import evaluate, small_constant, small_constants, whole_numbers
 from memplan.shapes.infer import (
     Array,
@@ -92,9 +92,10 @@ class _CompleteWalk(StrictWalk):
     def visit(self, node: onnx.NodeProto) -> None:
         """Find the types of a node's outputs where they are not known, and what they hold."""
         if self._lacking(node):
-            self._visit_parts(node)
-        if self._lacking(node):
-            super().visit(node)
+            if not is_standard(node.domain):
+                self._visit_parts(node)
+            if is_standard(node.domain) or self._lacking(node):
+                super().visit(node)
         if self._in_blocks or self._lacking(node):
             self._apply_rules(node)
         if self._left >= 0:

@@ -207,7 +207,7 @@ def _rewired(own: Graph, held: Graph) -> tuple[str, ...]:
 def _other_bodies(own: Graph, held: Graph) -> tuple[str, ...]:
     """Control-flow nodes that a session kept by name, and whose bodies have other nodes there."""
     before, after = _body_nodes(own), _body_nodes(held)
-    return tuple(name for name, inside in before.items() if inside != after[name])
+    return tuple(name for name, inside in before.items() if inside != after.get(name))
 
 
 def _body_nodes(graph: Graph) -> dict[str, list[object]]:

@@ -57,6 +57,11 @@ LOOP = """g (float[64, 64] x) => (float[64, 64] y) <int64 m = {5}, bool c = {1}>
 STORED = """g (float[8,6] x) => (float[8,6] y) <float[36] w = {%s}, int64[2] square = {6, 6}>
  { [t] v = Reshape(w, square) [m] m = MatMul(x, v) [s] s = Sin(m) [y] y = Mul(s, m) }"""
 STORED %= ", ".join(["0.5"] * 36)
+IN_BODY = STORED.replace(
+    "[m] m = MatMul(x, v)",
+    """[m] m = Scan<num_scan_inputs = 1, body = b
+ (float[6] e) => (float[6] o) { [o] o = MatMul(e, v) }>(x)""",
+)
 # Only in the body are nodes fused.
 SCAN = """g (float[5, 8, 8] x, float[8, 8] v, float[8, 8] h) => (float[8, 8] y, float[5, 8, 8] z)
  { s = Exp(h) y, z = Scan<num_scan_inputs = 1, body = b (float[8, 8] h0, float[8, 8] e)
@@ -152,6 +157,7 @@ def test_equal_bits_are_claimed_only_where_both_files_are_laid_out_alike() -> No
     assert turned.unlike_nodes
     assert "up to rounding: it fuses or lays out" in text_of(tell_rewrite(turned))
     assert rewrite(parse(STORED), options).unlike_nodes
+    assert rewrite(parse(IN_BODY), options).unlike_nodes
     alike = rewrite(parse(FOLDED), options)
     assert alike.unlike_nodes == 0
     assert "outputs are bit-identical to the original in a plain session" in text_of(

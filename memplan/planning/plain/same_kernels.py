@@ -33,15 +33,23 @@ def unlike_nodes(original: Graph, rewritten: Graph) -> int:
     return (_rounding(rewritten) - _rounding(original)).total()
 
 
-def _rounding(graph: Graph) -> Counter[tuple[object, ...]]:
-    """The nodes that may round, by what they are."""
-    return Counter(
-        _kind(graph, node)
+def _rounding(graph: Graph, around: frozenset[str] = frozenset()) -> Counter[tuple[object, ...]]:
+    """The nodes that may round, by what they are; those of bodies, too. ``around``: constants of
+    the graphs around."""
+    own = (t.name for t in graph.tensors if t.kind is TensorKind.INITIALIZER)
+    constants = around.union(own)
+    found = Counter(
+        _kind(graph, node, constants)
         for node in graph.nodes
         if node.key not in MOVING
         and any(graph.tensors[t].dtype in FLOATS for t in node.writes)
         and not _ours(graph, node)
     )
+    for index, bodies in graph.bodies.items():
+        if not _ours(graph, graph.nodes[index]):
+            for body in bodies:
+                found += _rounding(body.graph, constants) if body.graph else Counter()
+    return found
 
 
 def _ours(graph: Graph, node: Node) -> bool:
@@ -49,14 +57,14 @@ def _ours(graph: Graph, node: Node) -> bool:
     return role is not None or node.name.startswith(_FENCED[0]) or _FENCED[1] in node.name
 
 
-def _kind(graph: Graph, node: Node) -> tuple[object, ...]:
+def _kind(graph: Graph, node: Node, constants: frozenset[str]) -> tuple[object, ...]:
     reads = tuple((graph.tensors[t].dtype, graph.tensors[t].shape) for t in node.reads)
     writes = tuple((graph.tensors[t].dtype, graph.tensors[t].shape) for t in node.writes)
     defaults = _defaults(node.op, node.domain)
     stated = {k: v for k, v in node.attributes.items() if k not in defaults or v != defaults[k]}
     # A weight that is a constant is packed, and multiplied in other bits than one that is computed.
     packed = tuple(
-        graph.tensors[node.inputs[slot]].kind is TensorKind.INITIALIZER
+        graph.tensors[node.inputs[slot]].name in constants
         for slot in operator(node.key).packed_inputs
         if slot < len(node.inputs) and node.inputs[slot] != ABSENT
     )

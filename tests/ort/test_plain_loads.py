@@ -49,6 +49,10 @@ GELU = """g (float[64, 64] x) => (float[64, 64] y) <float half = {0.5}, float th
  { [a] a = Sin(x) [h] h = Mul(a, half) [p] p = Pow(a, three) [c] c = Mul(p, cubed)
    [s] s = Add(a, c) [r] r = Mul(s, root) [t] t = Tanh(r) [o] o = Add(t, one) [m] m = Mul(h, o)
    [y] y = Cos(m) }"""
+IN_STEPS = """g (float[5,8,16] x, float[16,8] v) => (float[5,8] y, float[5,16,8] z)
+ <int64[1] first = {0}> { y, z = Scan<num_scan_inputs = 1, body = b (float[8,16] e)
+   => (float[8] s, float[16,8] o) { [t] t = Transpose<perm = [1, 0]>(e) [m] m = Mul(t, t)
+     [s] s = ReduceSum<keepdims = 0>(m, first) [o] o = Mul(t, v) }>(x) }"""
 LOOP = """g (float[64, 64] x) => (float[64, 64] y) <int64 m = {5}, bool c = {1}>
  { e = Exp(x) a = Loop (m, c, e) <body = b (int64 i, bool cc, float[64, 64] s)
    => (bool co, float[64, 64] so) { co = Identity(cc) t = Sin(s) so = MatMul(t, x) }>
@@ -77,7 +81,7 @@ def test_a_plan_for_plain_sessions_has_no_node_that_they_merge(tmp_path: Path) -
     assert held.unchanged, held.gone
 
 
-@pytest.mark.parametrize("text", [LOOP, SCAN], ids=["loop", "scan"])
+@pytest.mark.parametrize("text", [LOOP, SCAN, IN_STEPS], ids=["loop", "scan", "turned"])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_runs_of_a_loop_are_predicted(tmp_path: Path, text: str, threads: int) -> None:
     path, inputs = tmp_path / "loop.onnx", tmp_path / "in.npz"

@@ -57,7 +57,7 @@ class Loaded:
 
     ``gone`` and ``new``: names of nodes that only the file or only the session has; ``rewired``:
     nodes of both that read other tensors in the session, and what made the old ones, or that have
-    other nodes in their bodies there. If there are none, ``model`` is the file's own. ``kind``:
+    other bodies there. If there are none, ``model`` is the file's own. ``kind``:
     what to simulate ``model`` in. ``runtime``: the version that was asked. ``resident_bytes``: of
     the file, whose constants the runtime may fold or merge.
     """
@@ -205,16 +205,17 @@ def _rewired(own: Graph, held: Graph) -> tuple[str, ...]:
 
 
 def _other_bodies(own: Graph, held: Graph) -> tuple[str, ...]:
-    """Control-flow nodes that a session kept by name, and whose bodies have other nodes there."""
-    before, after = _body_nodes(own), _body_nodes(held)
+    """Control-flow nodes that a session kept by name, and whose bodies have other nodes there, or
+    let them read other tensors."""
+    before, after = _body_wires(own), _body_wires(held)
     return tuple(name for name, inside in before.items() if inside != after.get(name))
 
 
-def _body_nodes(graph: Graph) -> dict[str, list[object]]:
-    """For each control-flow node, the names of the nodes in its bodies, nested as they are."""
+def _body_wires(graph: Graph) -> dict[str, list[object]]:
+    """For each control-flow node, the wires of its bodies, nested as they are."""
     return {
         graph.nodes[index].name: [
-            (body.attribute, {node.name for node in body.graph.nodes}, _body_nodes(body.graph))
+            (body.attribute, _wires(body.graph), _body_wires(body.graph))
             for body in sorted(bodies, key=lambda body: body.attribute)
             if body.graph is not None
         ]

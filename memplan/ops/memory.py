@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from memplan.ir.graph import ABSENT, Node
 from memplan.ops.book import CONTROL_FLOW_OPS, EFFECT_OPS, RANDOM_OPS, operator
 from memplan.ops.kernels import COPY_OPS, read_table
 from memplan.providers import PROVIDERS
@@ -43,6 +44,12 @@ _KINDS: Mapping[str, tuple[str, str]] = {
 def packed_inputs(key: str, provider: str) -> tuple[int, ...]:
     """The slots in which a constant leads to other sums than the same numbers made by a node."""
     return operator(key).packed_inputs if provider == "cpu" else ()
+
+
+def packable(node: Node) -> list[int]:
+    """The tensors that a node reads in such slots of a CPU kernel."""
+    slots = operator(node.key).packed_inputs
+    return [t for k, t in enumerate(node.inputs) if k in slots and t != ABSENT]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ import onnx
 from memplan.ir.graph import Graph, Node, Tensor, TensorKind
 from memplan.ir.graph_facts import Facts
 from memplan.ir.reach import needed_nodes
-from memplan.ops.book import VIEWS, operator
+from memplan.ops.book import VIEWS
+from memplan.ops.memory import packable
 from memplan.passes.change import facts_of, with_most
 from memplan.passes.graph_pass import Applied
 from memplan.passes.no_ops import permutation, same_value
@@ -172,10 +173,8 @@ def _makes_weights(facts: Facts, node: Node) -> bool:
     while source.producer >= 0 and _hands_on(facts, graph.nodes[source.producer]):
         source = graph.tensors[graph.nodes[source.producer].inputs[0]]
     return source.kind is TensorKind.INITIALIZER and any(
-        node.outputs[0] == read
+        node.outputs[0] in packable(graph.nodes[reader])
         for reader in graph.tensors[node.outputs[0]].readers
-        for slot, read in enumerate(graph.nodes[reader].inputs)
-        if slot in operator(graph.nodes[reader].key).packed_inputs
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +21,7 @@ def optimize_offline(
     provider: str,
     weights: Path | None = None,
     disabled: Sequence[str] = (),
-    time_limit: float = math.inf,
+    time_limit: float | None = None,
 ) -> None:
     """Write ``model`` as the runtime's optimizer leaves it at the level *extended* to ``output``.
 
@@ -36,8 +35,8 @@ def optimize_offline(
         provider: ``cpu`` or ``cuda``.
         weights: the model beside which external data lies, if not ``model``.
         disabled: optimizers to leave out, by the runtime's names.
-        time_limit: seconds after which it is stopped. The runtime's optimizer takes the square of
-            some graphs' size: more than six minutes for a chain of 100,000 nodes.
+        time_limit: seconds after which it is stopped; None: never. The runtime's optimizer takes
+            the square of some graphs' size: more than six minutes for a chain of 100,000 nodes.
 
     Raises:
         RuntimeUnavailableError: the runtime refused the model, took too long, or the provider is
@@ -46,8 +45,8 @@ def optimize_offline(
     # Bound dimensions would be written into the file and change its interface.
     request = RunRequest("default", provider)
     what = f"optimizing {model.name}"
-    limit = None if math.isinf(time_limit) else time_limit
-    run_child("optimize", request, what, model, output, weights, tuple(disabled), time_limit=limit)
+    arguments = (model, output, weights, tuple(disabled))
+    run_child("optimize", request, what, *arguments, time_limit=time_limit)
 
 
 def save_as_loaded(

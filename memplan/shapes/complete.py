@@ -242,14 +242,15 @@ def _seen_by_the_runtime(
     replace_nodes(model.graph, parts)
     model.graph.value_info.extend(graph.value_info)
     outputs = {value.name for value in graph.output}
-    found = {} if in_body else {k: v for k, v in _inferred(model).items() if k in outputs}
-    for value in model.graph.input[len(graph.input) :]:
-        captured = types[value.name]
-        if not captured.static:
-            value.type.tensor_type.ClearField("shape")
-        elif captured.seen is not None:
-            value.CopyFrom(_value_info(value.name, replace(captured, shape=captured.seen)))
-    found |= _inferred(model)
+    found = _inferred(model)
+    captured = [(value, types[value.name]) for value in model.graph.input[len(graph.input) :]]
+    less = [(value, told) for value, told in captured if not told.static or told.seen is not None]
+    for value, told in less:
+        shape = told.seen if told.static else None
+        value.CopyFrom(_value_info(value.name, replace(told, shape=shape)))
+    if less:
+        known = {} if in_body else {k: v for k, v in found.items() if k in outputs}
+        found = known | _inferred(model)
     declared = stated_types(onnx.GraphProto(output=graph.output))
     found |= {name: value.shape for name, value in declared.items() if value.shape is not None}
     # If has outputs from the start where all their sizes are numbers.

@@ -44,6 +44,7 @@ class StrictWalk(TypeWalk):
     def visit(self, node: onnx.NodeProto) -> None:
         """Find the types of a node's outputs."""
         certain, found = self.is_certain(node), self.infer(node)
+        mended = is_mended(node)
         if certain and found.refusal:
             raise ModelError(
                 f"the shapes do not fit {node.op_type} '{node.name}': {found.refusal}",
@@ -56,9 +57,9 @@ class StrictWalk(TypeWalk):
                 _require_windows_inside(name, mine)
             told, whole = self.stated.get(name, b""), numeric_type(mine)
             # What inference gets wrong may be what it once stated.
-            if certain and not is_mended(node):
+            if certain and not mended:
                 _require_true(node, name, numeric_type(told), whole)
-            sure = (certain or is_mended(node)) and whole.shape is not None
+            sure = (certain or mended) and whole.shape is not None
             best = mine if sure else agreed(mine, told)
             self.note(name, best)
             if certain and mine and best == mine:

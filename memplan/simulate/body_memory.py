@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from memplan.ir.graph import ABSENT, Body, Graph, Node, TensorKind
-from memplan.ops.book import operator
+from memplan.ops.memory import packable
 from memplan.proto.loop_node import LoopLayout, loop_layout
 from memplan.simulate.allocation import passes_through, written_outside
 from memplan.simulate.session import SessionKind
@@ -91,10 +91,11 @@ def body_bytes(graph: Graph, session: SessionKind, peaks: Peaks) -> Inside:
             tensors[index] = max((need[run].tensors for need in needs), default=0)
             above = max((max(n[run].with_workspace, n[run].closing) for n in needs), default=0)
             closing[index] = max(0, above - tensors[index])
-        notes.extend(_note(node, body) for body in bodies)
         alike = len(set(needs)) < 2
-        exact = [alike and _is_exact(graph, node, body, session) for body in bodies]
-        bounds.extend(_note(node, b) for b, surely in zip(bodies, exact, strict=True) if not surely)
+        for body in bodies:
+            notes.append(_note(node, body))
+            if not (alike and _is_exact(graph, node, body, session)):
+                bounds.append(notes[-1])
     return Inside(*first, *later, tuple(notes), tuple(bounds))
 
 
@@ -134,13 +135,7 @@ def _may_lack_a_pattern(outer: Graph, node: Node, body: Graph) -> bool:
     """
     captured = (outer.tensors[t] for t in node.captured)
     weights = {t.name for t in captured if t.kind is TensorKind.INITIALIZER}
-    packed = {
-        body.tensors[each.inputs[slot]].name
-        for each in body.nodes
-        for slot in operator(each.key).packed_inputs
-        if slot < len(each.inputs) and each.inputs[slot] != ABSENT
-    }
-    return not weights.isdisjoint(packed)
+    return any(body.tensors[t].name in weights for each in body.nodes for t in packable(each))
 
 
 def _needs(
@@ -151,27 +146,22 @@ def _needs(
         guess = 2 * sum(graph.tensors[t].nbytes for t in (*node.reads, *node.writes))
         beyond = max(0, guess - (0 if node.op == "Scan" else _written_here(graph, node.writes)))
         return (_Need(beyond, beyond, 0),) * 2
-    first, later = peaks(body.graph, session)
+    inner = body.graph
+    first, later = peaks(inner, session)
     if body.trips != 1:
         first = later  # from its second iteration on
-    inner, has_block = body.graph, session.patterns and is_fed_tensors(graph)
-    return (
-        _need(graph, node, body, first, _made_by_the_body(graph, node, inner)),
-        _need(graph, node, body, later, _made_by_the_body(graph, node, inner, has_block=has_block)),
-    )
+    held = _held(graph, node, body) + (_LOOP_COUNTERS if node.op == "Loop" else 0)
+    closing = _kept_at_end(graph, node, body)
+
+    def need(peak: BodyPeak, *, has_block: bool) -> _Need:
+        beside = held - _made_by_the_body(graph, node, inner, has_block=has_block)
+        return _Need(max(0, peak.tensors + beside), max(0, peak.with_workspace + beside), closing)
+
+    has_block = session.patterns and is_fed_tensors(graph)
+    return need(first, has_block=False), need(later, has_block=has_block)
 
 
-def _need(outer: Graph, node: Node, body: Body, peak: BodyPeak, twice: int) -> _Need:
-    carried, stacked = _held(outer, node, body)
-    beside = carried + stacked + (_LOOP_COUNTERS if node.op == "Loop" else 0) - twice
-    return _Need(
-        max(0, peak.tensors + beside),
-        max(0, peak.with_workspace + beside),
-        _kept_at_end(outer, node, body),
-    )
-
-
-def _made_by_the_body(outer: Graph, node: Node, body: Graph, *, has_block: bool = False) -> int:
+def _made_by_the_body(outer: Graph, node: Node, body: Graph, *, has_block: bool) -> int:
     """Bytes of the node's outputs that count in the body too, and so would count twice.
 
     ``has_block``: the graph around holds the block of a memory pattern. Then what a Loop makes is
@@ -194,22 +184,22 @@ def _written_here(graph: Graph, tensors: Iterable[int]) -> int:
     return sum(tensor.nbytes for tensor in found if not written_outside(graph, tensor))
 
 
-def _held(outer: Graph, node: Node, body: Body) -> tuple[int, int]:
+def _held(outer: Graph, node: Node, body: Body) -> int:
     """Bytes beside the body while it runs: states, and stacked scan outputs (of a Loop) or
     transposed sequences (of a Scan)."""
     assert body.graph is not None
     trips = body.trips if body.trips is not None else 1
     if node.op == "If":
-        return 0, 0
+        return 0
     states = _layout(node).states
     if node.op == "Scan":
         carried = sum(outer.tensors[t].nbytes for t in node.inputs[:states])
         buffers = 2 if body.trips is None else min(max(trips - 1, 0), 2)
-        return buffers * carried, _transposed(outer, node, node.inputs, "input")
+        return buffers * carried + _transposed(outer, node, node.inputs, "input")
     if trips < 2 and body.trips is not None:
-        return 0, 0
+        return 0
     stacked = sum(body.graph.tensors[t].nbytes for t in body.graph.outputs[1 + states :])
-    return _new_bytes(node, body.graph, range(1 + states)), (trips - 1) * stacked
+    return _new_bytes(node, body.graph, range(1 + states)) + (trips - 1) * stacked
 
 
 def _transposed(outer: Graph, node: Node, tensors: tuple[int, ...], kind: str) -> int:
@@ -227,7 +217,7 @@ def _kept_at_end(outer: Graph, node: Node, body: Body) -> int:
     """What is still there while the node's outputs are made of it: states and scan outputs of a
     Loop; what a Scan transposes into its outputs."""
     if node.op == "Scan":
-        return sum(_held(outer, node, body)) + _transposed(outer, node, node.outputs, "output")
+        return _held(outer, node, body) + _transposed(outer, node, node.outputs, "output")
     if node.op != "Loop":
         return 0
     assert body.graph is not None

@@ -14,6 +14,8 @@ from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, simulate
 
 TUNED = session_kind("tuned")
+PLAIN = SessionKind("default", "cpu", priority_order=False, reuse=True)
+"""With the file's own nodes, none fused: to run with optimization switched off."""
 REUSING = SessionKind("file order with reuse", "cpu", priority_order=True, reuse=True)
 HEADER = '<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>\n'
 KIB = 1024

@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from helpers.graphs import open_text
+from helpers.graphs import PLAIN, open_text
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.messages import Measurement, RunRequest
 from memplan.runtime.profiled import profiled_runs
@@ -19,7 +19,6 @@ from memplan.simulate.opened import OpenModel
 from memplan.simulate.session import SessionKind, session_kind
 from memplan.simulate.timeline import Timeline, later_runs, simulate
 
-PLAIN = SessionKind("default", "cpu", priority_order=False, reuse=True)
 KINDS = pytest.mark.parametrize("kind", [session_kind("tuned"), PLAIN], ids=["tuned", "plain"])
 
 # Peaks of the branches: before the output is made, and where it is made.

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers.effort import tries
+from helpers.graphs import PLAIN
 from helpers.models import each, runnable_models
 from helpers.originals import original
 from helpers.random_graphs import models
@@ -27,7 +28,6 @@ QUIET = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-UNFUSED_DEFAULT = SessionKind("default", "cpu", priority_order=False, reuse=True)
 
 
 def unfused_default() -> Any:
@@ -59,7 +59,7 @@ def test_random_graphs_in_a_tuned_session(model: onnx.ModelProto) -> None:
 @QUIET
 @given(models())
 def test_random_graphs_in_default_order_with_reuse(model: onnx.ModelProto) -> None:
-    run(model, UNFUSED_DEFAULT, unfused_default(), {})
+    run(model, PLAIN, unfused_default(), {})
 
 
 @settings(QUIET, max_examples=tries(300))

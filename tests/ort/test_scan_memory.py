@@ -4,15 +4,13 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from helpers.graphs import TUNED, open_text
+from helpers.graphs import PLAIN, TUNED, open_text
 from memplan.runtime.inputs import synthesize
 from memplan.runtime.messages import RunRequest
 from memplan.runtime.profiled import profiled_runs
 from memplan.runtime.session_options import session_options
 from memplan.simulate.session import SessionKind
 from memplan.simulate.timeline import Timeline, later_runs, simulate
-
-PLAIN = SessionKind("default", "cpu", priority_order=False, reuse=True)
 
 # The runtime lists nodes of bodies before those around them; what it has in use before the first is
 # taken for what was there before the run, so another node comes first. Two states of unequal size,

@@ -7,6 +7,7 @@ which so run once for all choices.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -296,8 +297,9 @@ def _saved(source: OpenModel, goal: Goal, without: Sequence[str], folder: Path) 
     before = sorted(node.name for node in prepared.proto.graph.node)
     for count in range(1 if goal.session.name == "tuned" else _LOADS):
         target = folder / f"optimized_{count}.onnx"
-        left = max(0.1, round(goal.deadline.share(_OPTIMIZING).left, 1))
-        optimize_offline(path, target, goal.options.provider, weights, without, left)
+        left = goal.deadline.share(_OPTIMIZING).left
+        limit = None if math.isinf(left) else max(0.1, round(left, 1))
+        optimize_offline(path, target, goal.options.provider, weights, without, limit)
         saved = read_model(target, prepared.beside)
         names = sorted(node.name for node in saved.graph.node)
         if names == before:

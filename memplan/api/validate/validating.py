@@ -232,7 +232,7 @@ def _validate(bench: Bench, case: _Case, findings: list[Finding]) -> Validation:
     wrong_after, excused_after = prediction_differences(after_run, after_doubt)
     wrong_before, excused_before = prediction_differences(before_run, before_doubt)
     shaped = unstated_shapes(treated, first, made_up=bench.made_up) if wrong_before else []
-    later = later_runs(timeline).peak_with_workspace_bytes if kind.name == "default" else None
+    later = later_runs(timeline).peak_with_workspace_bytes if kind.patterns else None
     found = {
         "construction": [*proof_findings(equivalence), *contradicted],
         "outputs": [*unrun, *judged.findings],
@@ -367,8 +367,7 @@ def _run(
         timeline = _predicted(model, kind, bench)
     later = None
     if timeline is not None:
-        plain = kind.name == "default"
-        later = later_runs(timeline).dynamic_peak_bytes if plain else timeline.dynamic_peak_bytes
+        later = (later_runs(timeline) if kind.patterns else timeline).dynamic_peak_bytes
     if not PROVIDERS[kind.provider].counts and timeline is not None:
         told = timeline.dynamic_peak_bytes
         further = tuple(told for _ in m.further_dynamic_bytes)

@@ -13,8 +13,9 @@ from functools import cache
 import onnx
 
 from memplan.ir.build_graph import plain_attributes
-from memplan.ir.graph import ABSENT, Graph, Node, TensorKind
-from memplan.ops.book import MOVING, operator
+from memplan.ir.graph import Graph, Node, TensorKind
+from memplan.ops.book import MOVING
+from memplan.ops.memory import packable
 from memplan.shapes.tensor_type import FLOATS
 
 _FENCED = ("memplan/", "/recompute")
@@ -63,11 +64,7 @@ def _kind(graph: Graph, node: Node, constants: frozenset[str]) -> tuple[object, 
     defaults = _defaults(node.op, node.domain)
     stated = {k: v for k, v in node.attributes.items() if k not in defaults or v != defaults[k]}
     # A weight that is a constant is packed, and multiplied in other bits than one that is computed.
-    packed = tuple(
-        graph.tensors[node.inputs[slot]].name in constants
-        for slot in operator(node.key).packed_inputs
-        if slot < len(node.inputs) and node.inputs[slot] != ABSENT
-    )
+    packed = tuple(graph.tensors[t].name in constants for t in packable(node))
     return node.key, repr(sorted(stated.items())), reads, writes, packed
 
 
